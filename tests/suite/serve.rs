@@ -14,15 +14,15 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{stockade, text, token},
+    exec::{program_path, run_under, stockade, text, token},
     leftovers::{host_process_with, no_process_is_left},
-    policy_dir::{PolicyDirectory, command_with_etc},
+    policy_dir::{PolicyDirectory, command_under_etc, command_with_etc},
     runner::{eventually, is_root, test, wait_within},
     timeouts::scaled,
 };
 
 /// The user of keyed runs where root serves.
-const ACCOUNT: u32 = 54322;
+pub(super) const ACCOUNT: u32 = 54322;
 
 /// A service of one test, at a UNIX socket and a TCP port of its own.
 pub(super) struct Service {
@@ -65,6 +65,11 @@ impl Service {
 
     /// The same, in a directory that has policies.
     pub(super) fn at(place: PolicyDirectory, config: &str, keys: &str) -> Self {
+        Service::under(&[], &[], place, config, keys)
+    }
+
+    /// The same, with these words before the program, and variables.
+    pub(super) fn under(words: &[&str], variables: &[(&str, &str)], place: PolicyDirectory, config: &str, keys: &str) -> Self {
         // Free a moment ago, which is as good as it gets: the service takes no port that it is not told.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let at = |name: &str| place.0.join(name);
@@ -76,7 +81,7 @@ impl Service {
         let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
         let own = fs::read_to_string(at("keys.toml")).unwrap();
         fs::write(at("keys.toml"), format!("{keys}{own}")).unwrap();
-        let mut service = Service { child: start(&place), place, token, port };
+        let mut service = Service { child: start_under(words, variables, &place), place, token, port };
         let is_there = eventually(scaled(Duration::from_secs(20)), || service.get("/live").is_some_and(|live| live.status == 200));
         assert!(is_there, "{}", service.log());
         service
@@ -168,17 +173,21 @@ impl Drop for Service {
 }
 
 pub(super) fn start(place: &PolicyDirectory) -> Child {
-    let config = place.0.join("serve.toml");
-    let words = ["serve", "--config", text(&config)];
+    start_under(&[], &[], place)
+}
+
+pub(super) fn start_under(words: &[&str], variables: &[(&str, &str)], place: &PolicyDirectory) -> Child {
+    let (program, config) = (program_path().unwrap(), place.0.join("serve.toml"));
+    let words = [words, &[text(&program), "serve", "--config", text(&config)]].concat();
     let mut command = if is_root() {
         let passwd = fs::read_to_string("/etc/passwd").unwrap();
         let passwd = format!("{passwd}stockade-serve:x:{ACCOUNT}:{ACCOUNT}::/nonexistent:/usr/sbin/nologin\n");
-        command_with_etc(&[("passwd", &passwd)], &[], &words)
+        command_under_etc(&[("passwd", &passwd)], &words)
     } else {
-        stockade(words)
+        run_under(&words)
     };
     let log = File::create(place.0.join("log")).unwrap();
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
 pub(super) fn kill(pid: i32, signal: &str) {
@@ -190,7 +199,7 @@ pub(super) fn head(method: &str, path: &str, fields: &[&str], length: usize) -> 
     format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{fields}Content-Length: {length}\r\n\r\n")
 }
 
-fn answer_of(mut stream: impl Read + Write, head: &str, body: &[u8]) -> Answer {
+pub(super) fn answer_of(mut stream: impl Read + Write, head: &str, body: &[u8]) -> Answer {
     stream.write_all(head.as_bytes()).unwrap();
     // A request that is refused by its head is not read to its end.
     let _unread = stream.write_all(body);

@@ -253,6 +253,9 @@ pub(crate) enum Command {
     /// Keep one session for the service's front, whose socket comes by stdin
     #[command(hide = true)]
     ServeKeeper(ServeKeeper),
+    /// Run an empty program under each of these policies, and print what the host lacks for them
+    #[command(hide = true)]
+    ServeExamine(ServeExamine),
     /// Serve one request from the connection that systemd passes on stdin
     #[command(hide = true)]
     ServeOne(ServeOne),
@@ -488,7 +491,7 @@ pub(crate) struct Serve {
     /// The configuration; default: /etc/stockade/serve.toml, of a user stockade/serve.toml in ~/.config
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Read configuration, keys and policies, say what is wrong, and serve nothing
+    /// Read configuration, keys and policies, try each policy, say what is wrong, and serve nothing
     #[arg(long)]
     pub(crate) check: bool,
 }
@@ -502,6 +505,13 @@ pub(crate) struct ServeKeeper {
     /// The policy of its runs
     #[arg(long)]
     pub(crate) policy: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ServeExamine {
+    /// Policies, each with the key of the service that may use it
+    #[arg(value_name = "POLICY KEY", required = true)]
+    pub(crate) words: Vec<String>,
 }
 
 #[derive(Args, Debug)]

@@ -97,6 +97,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => serve::run(&serve),
         Command::ServeWorker => serve::work(),
         Command::ServeKeeper(keeper) => serve::keep(&keeper),
+        Command::ServeExamine(asked) => serve::examine::run(&asked),
         Command::ServeOne(serve) => serve_connection(&serve),
         Command::Help { words } => help::show(&words),
         Command::Man { words, into } => manual::run(&words, into.as_deref()),

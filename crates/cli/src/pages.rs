@@ -17,6 +17,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("install", "build, package, containers, what is installed where", include_str!("../help/install.md")),
     ("users", "several users: own rights, sudo or a socket", include_str!("../help/users.md")),
     ("serve", "the HTTP service: keys, endpoints, queue, problems", include_str!("../help/serve.md")),
+    ("deploy", "the service under systemd, behind a proxy, in a container", include_str!("../help/deploy.md")),
     ("operate", "audit log, monitoring, update, rollback, removal", include_str!("../help/operate.md")),
     ("audit-log", "what is recorded of every run", include_str!("../help/audit-log.md")),
     ("troubleshooting", "symptoms, causes and remedies", include_str!("../help/troubleshooting.md")),

@@ -1,18 +1,16 @@
 //! `stockade serve`: configuration, keys and policies of the service, and where it listens.
 //!
-//! Nothing is served before all three are read and good. When they are read again, the service keeps
-//! those that it has unless all are good. The processes of the service are `server`'s.
+//! Nothing is served before all three are read and good, and before an empty program has run under
+//! each policy. When they are read again, the service keeps those that it has unless all are good. The
+//! processes of the service are `server`'s.
+
+pub(crate) mod examine;
+mod listen;
 
 use std::{
-    fs::{self, DirBuilder, Permissions},
-    io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{
-            fs::{DirBuilderExt, FileTypeExt, PermissionsExt, chown},
-            net::{UnixListener, UnixStream},
-        },
-    },
+    fs, io,
+    net::SocketAddr,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
 };
@@ -21,6 +19,7 @@ use anyhow::{Context, bail};
 use stockade_engine::{
     Options,
     caller::{self, Caller},
+    facts::share_delegated_cgroup,
     load_policy,
 };
 use stockade_policy::{
@@ -29,36 +28,45 @@ use stockade_policy::{
 };
 use stockade_protocol::{
     LimitKey,
-    service::{self, Capacity, Key, ListenerKind, RunSize, Settings},
+    service::{self, Capacity, Key, Lack, RunSize, Settings},
 };
 use stockade_server::service::{
-    ServedTemplate, Service, ServiceEnd, ServiceSettings, keep as keep_for, ready_workers, serve, work as work_for,
+    NotTaken, ServedTemplate, Service, ServiceEnd, ServiceSettings, keep as keep_for, ready_workers, serve, work as work_for,
 };
 
 use crate::{ExitCode, args, key::service_file, output::warn};
 
 /// The account that has the front, and the runs of keys, where root serves.
 const ACCOUNT: &str = "stockade-serve";
-/// Its members may connect to the UNIX socket.
-const GROUP: &str = "stockade";
 /// More workers would spend their memory on waiting.
 const MAX_WORKERS: u64 = 256;
-
-type Listeners = Vec<(ListenerKind, OwnedFd)>;
 
 /// Everything that the service has read.
 struct Configured {
     config: ServeConfig,
     settings: Settings,
     templates: Vec<ServedTemplate>,
-    /// Any key has a token, which only TCP needs.
-    has_tokens: bool,
+    keys: Vec<ServiceKey>,
+    unix: Option<PathBuf>,
+    tcp: Option<SocketAddr>,
 }
 
 pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
     let account = account()?;
     let read = || configure(serve_args.config.as_deref(), account.as_ref());
-    let first = read()?;
+    let mut first = read()?;
+    // Not when the keys are read again: the last token may have been revoked.
+    first.tcp = listen::tcp_address(&first.config, has_tokens(&first.keys))?;
+    if !serve_args.check {
+        share_delegated_cgroup()?;
+    }
+    first.settings.lacks = examine::examine(&first.keys)?;
+    if let Some(lack) = first.settings.lacks.iter().find(|lack| lack.prevents) {
+        bail!("{lack} (more: stockade doctor --policy {})", lack.policy);
+    }
+    for lack in &first.settings.lacks {
+        warn(&format!("stockade: {} (more: stockade doctor --policy {})", lack.in_short(), lack.policy));
+    }
     if serve_args.check {
         let names = |names: Vec<&str>| names.join(", ");
         let keys = names(first.settings.keys.iter().map(|key| key.id.as_str()).collect());
@@ -66,14 +74,19 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
         warn(&format!("stockade: the service can be started; keys: {keys}; policies: {policies}"));
         return Ok(ExitCode::SUCCESS);
     }
-    let (listeners, unix) = listen(&first, account.is_some())?;
+    let listening = listen::listen(first.unix.as_deref(), first.tcp, account.is_some())?;
     let ended = serve(&Service {
-        listeners,
+        listeners: listening.listeners,
         workers: workers(&first.settings),
         drain: Duration::from_millis(first.config.limits.drain),
         account: account.clone(),
-        settings: Box::new(|| {
-            let next = read().map_err(|error| format!("{error:#}"))?;
+        settings: ServiceSettings { front: first.settings.clone(), templates: first.templates.clone() },
+        read_again: Box::new(|| {
+            let mut next = read().map_err(not_taken)?;
+            next.settings.lacks = examine::examine(&next.keys).map_err(not_taken)?;
+            if let Some(why) = next.settings.lacks.iter().find(|lack| lack.prevents).map(Lack::to_string) {
+                return Err(NotTaken { why, lacks: Some(next.settings.lacks) });
+            }
             let (before, after) = (&first.config, &next.config);
             if (&before.listen, before.limits.drain) != (&after.listen, after.limits.drain)
                 || workers(&first.settings) != workers(&next.settings)
@@ -82,14 +95,23 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
             }
             Ok(ServiceSettings { front: next.settings, templates: next.templates })
         }),
+        places: listening.places.clone(),
         tell: Box::new(warn),
-        ready: Box::new(|| warn(&format!("stockade: serving at {}", places(&first, unix.as_deref())))),
+        ready: Box::new(|| warn(&format!("stockade: serving at {}", listening.places))),
     });
     // Clients see at once that the service is gone.
-    unix.map(fs::remove_file);
+    listening.own_file.map(fs::remove_file);
     match ended? {
         ServiceEnd::Signal(_) => Ok(ExitCode::SUCCESS),
     }
+}
+
+fn not_taken(error: anyhow::Error) -> NotTaken {
+    NotTaken { why: format!("{error:#}"), lacks: None }
+}
+
+fn has_tokens(keys: &[ServiceKey]) -> bool {
+    keys.iter().any(|key| matches!(key.credential, Credential::Hash(_)))
 }
 
 /// A worker of the service; stdin leads to the front, stdout to the supervisor.
@@ -148,6 +170,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         max_buffers: config.limits.buffers,
         stream_size: config.limits.stream_size,
         policies: std::collections::BTreeMap::new(),
+        lacks: Vec::new(),
     };
     let mut templates = Vec::new();
     for key in &keys.keys {
@@ -163,8 +186,8 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         }
     }
     refuse_too_many_ready(&settings, &templates)?;
-    let has_tokens = keys.keys.iter().any(|key| matches!(key.credential, Credential::Hash(_)));
-    Ok(Configured { config, settings, templates, has_tokens })
+    let unix = listen::unix_path(&config, account.is_some());
+    Ok(Configured { config, settings, templates, keys: keys.keys, unix, tcp: None })
 }
 
 /// The templates of a policy that keys name so.
@@ -251,58 +274,4 @@ fn workers(settings: &Settings) -> usize {
     let fit = |size: &RunSize| (whole.cpus / size.cpus.max(1)).min(whole.memory / size.memory.max(1));
     let most = settings.policies.values().map(fit).max().unwrap_or(1);
     most.clamp(1, MAX_WORKERS) as usize
-}
-
-/// The sockets, and the path of the UNIX socket.
-fn listen(configured: &Configured, privileged: bool) -> anyhow::Result<(Listeners, Option<PathBuf>)> {
-    let Configured { config, has_tokens, .. } = configured;
-    let mut listeners = Vec::new();
-    let own = || {
-        std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !privileged).map(|directory| PathBuf::from(directory).join("stockade/serve.sock"))
-    };
-    let of_root = || privileged.then(|| PathBuf::from("/run/stockade-serve/serve.sock"));
-    let unix = config.listen.unix.clone().or_else(of_root).or_else(own);
-    if let Some(path) = &unix {
-        listeners.push((ListenerKind::Unix, listen_at(path, privileged).with_context(|| format!("listen at {}", path.display()))?));
-    }
-    if let Some(address) = config.listen.tcp.filter(|_| *has_tokens) {
-        let listener = std::net::TcpListener::bind(address).with_context(|| {
-            format!("listen at {address}; another service has the port, or `[listen] tcp` names an address of another host")
-        })?;
-        listeners.push((ListenerKind::Tcp, listener.into()));
-    }
-    if listeners.is_empty() {
-        bail!(
-            "no client could connect: XDG_RUNTIME_DIR is not set, `[listen] unix` names no socket, and no key has a token, which TCP needs"
-        );
-    }
-    Ok((listeners, unix))
-}
-
-fn listen_at(path: &Path, privileged: bool) -> anyhow::Result<OwnedFd> {
-    if let Some(directory) = path.parent() {
-        let made = DirBuilder::new().recursive(true).mode(if privileged { 0o755 } else { 0o700 }).create(directory);
-        made.with_context(|| format!("make {}", directory.display()))?;
-    }
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => bail!("another file is there; remove it, or name another path in `[listen] unix`"),
-        Ok(_) if UnixStream::connect(path).is_ok() => bail!("another service listens there already"),
-        // That of a service that was killed.
-        Ok(_) => fs::remove_file(path)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
-    }
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, Permissions::from_mode(if privileged { 0o660 } else { 0o600 }))?;
-    if let Some(group) = caller::group_id(GROUP).filter(|_| privileged) {
-        chown(path, None, Some(group))?;
-    }
-    Ok(listener.into())
-}
-
-/// Where it listens, for people.
-fn places(configured: &Configured, unix: Option<&Path>) -> String {
-    let unix = unix.map(|path| format!("unix:{}", path.display()));
-    let tcp = configured.config.listen.tcp.filter(|_| configured.has_tokens).map(|address| format!("http://{address}"));
-    unix.into_iter().chain(tcp).collect::<Vec<_>>().join(" and ")
 }

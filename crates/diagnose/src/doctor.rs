@@ -203,7 +203,7 @@ impl<'a> Examiner<'a> {
         found.push(self.registry());
         found.push(self.audit());
         found.extend(self.runtimes());
-        let screener = self.screener();
+        let screener = screener(self.policy, self.identity.privileged);
         examination.enforceable &= screener.state != State::Missing;
         found.push(screener);
         if examination.enforceable {
@@ -467,25 +467,6 @@ impl<'a> Examiner<'a> {
         }
     }
 
-    /// A program is screened, since none is in the run above.
-    fn screener(&self) -> Finding {
-        let screen = &self.policy.screen;
-        if screen.severest() == Action::Allow {
-            return finding("screener", State::Absent, (String::from("the policy has no code screened"), None));
-        }
-        let screening = ScreeningJob::of_text("pass", Grammar::Python, screen, self.identity.privileged).finish();
-        match screening.findings.iter().find(|finding| finding.rule == Rule::Screener) {
-            None => fine("screener", "a program was read by stockade-screen"),
-            Some(found) => {
-                let stops = matches!(found.action, Action::Approve | Action::Deny);
-                let (detail, remedy) = split(&found.what);
-                let remedy = remedy
-                    .unwrap_or_else(|| String::from("install stockade-screen beside this program, as scripts/build and the package do"));
-                finding("screener", if stops { State::Missing } else { State::Degraded }, (detail, Some(remedy)))
-            }
-        }
-    }
-
     fn registry(&self) -> Finding {
         match &self.registry {
             Ok(()) => fine("registry", "a place was claimed and given back"),
@@ -585,6 +566,60 @@ fn is_of_scratch(report: &Report) -> bool {
 }
 
 /// The result is about the code, so there was a sandbox.
+/// A program is screened, since none is in the run that decides.
+fn screener(policy: &Policy, privileged: bool) -> Finding {
+    let screen = &policy.screen;
+    if screen.severest() == Action::Allow {
+        return finding("screener", State::Absent, (String::from("the policy has no code screened"), None));
+    }
+    let screening = ScreeningJob::of_text("pass", Grammar::Python, screen, privileged).finish();
+    match screening.findings.iter().find(|finding| finding.rule == Rule::Screener) {
+        None => fine("screener", "a program was read by stockade-screen"),
+        Some(found) => {
+            let stops = matches!(found.action, Action::Approve | Action::Deny);
+            let (detail, remedy) = split(&found.what);
+            let remedy =
+                remedy.unwrap_or_else(|| String::from("install stockade-screen beside this program, as scripts/build and the package do"));
+            finding("screener", if stops { State::Missing } else { State::Degraded }, (detail, Some(remedy)))
+        }
+    }
+}
+
+/// What a policy lacks here, of a run that decides as it does in [`examine`], without the probes that
+/// explain it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shortfall {
+    /// Why no run of it can be started; None: it can be enforced.
+    pub prevents: Option<String>,
+    /// What its runs go without, as it permits.
+    pub without: Vec<String>,
+}
+
+/// Runs an empty program as these options say, and screens one where the policy asks for that.
+pub fn shortfall(options: &Options) -> Shortfall {
+    let run = exec(br#"{"code": ""}"#, options);
+    if !is_enforced(&run) {
+        return Shortfall { prevents: Some(run.error.0), ..Shortfall::default() };
+    }
+    let layers = run.receipt.iter().flat_map(|receipt| &receipt.layers);
+    let missing = layers.filter(|layer| layer.known == Known::Degraded).map(|layer| format!("{}: {}", layer.layer, layer.detail));
+    let mut shortfall = Shortfall { prevents: None, without: missing.collect() };
+    if let Some(failure) = run.audit.and_then(|audit| audit.failure) {
+        shortfall.without.push(format!("audit log: {failure}"));
+    }
+    // The run has read both.
+    let read = load_policy(options).ok().zip(caller::identify(None).ok());
+    let screened = read.map(|(loaded, identity)| screener(&loaded.policy, identity.privileged));
+    if let Some(found) = screened.filter(|found| matches!(found.state, State::Missing | State::Degraded)) {
+        let what = format!("{}; {}", found.detail, found.remedy.unwrap_or_default());
+        match found.state {
+            State::Missing => shortfall.prevents = Some(what),
+            _ => shortfall.without.push(format!("screener: {what}")),
+        }
+    }
+    shortfall
+}
+
 fn is_enforced(report: &Report) -> bool {
     !matches!(report.verdict, Verdict::SandboxError | Verdict::BadRequest)
 }

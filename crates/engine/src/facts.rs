@@ -317,6 +317,19 @@ pub fn cgroup_facts() -> Result<CgroupFacts, Refusal> {
     }
 }
 
+/// Leaves a cgroup in which this process is alone for a child of it, where that is delegated to it
+/// (cgroup v2): the launchers that it starts then share the delegated cgroup, and each can limit its
+/// runs in there. Elsewhere nothing is done, and each launcher finds what there is.
+///
+/// # Errors
+/// The kernel refuses what it has delegated.
+pub fn share_delegated_cgroup() -> Result<(), Refusal> {
+    match cgroup_facts()? {
+        CgroupFacts::V2 { parent, vacate: true } => Ok(stockade_launcher::leave_for_child(&parent)?),
+        _ => Ok(()),
+    }
+}
+
 const V1_NEEDED: [&str; 3] = ["memory", "pids", "cpu"];
 const V2_NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 const DELEGATE: &str = "start it in a cgroup of its own: `systemd-run --user --scope -p Delegate=yes stockade …` (as root without --user)";

@@ -81,6 +81,16 @@ pub(crate) fn make_empty(parent: &Path, vacate: bool, record: Option<&mut Record
     v2::V2::make(parent, vacate, record).map(EmptyCgroup)
 }
 
+/// Moves this process, the only one of the cgroup `parent`, into a child of it, and hands the
+/// controllers of limits down: for a process that starts launchers, which are then born in the child and
+/// make the cgroups of their runs beside it.
+///
+/// # Errors
+/// The cgroup is not this process's to divide.
+pub fn leave_for_child(parent: &Path) -> Result<(), LaunchError> {
+    v2::leave(parent)
+}
+
 /// Makes what is not made yet, and sets the plan's limits.
 ///
 /// # Errors

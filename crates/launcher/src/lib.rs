@@ -49,6 +49,7 @@ use rustix::fd::OwnedFd;
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict, modules::Modules};
 
 pub use capture::Captured;
+pub use cgroup::leave_for_child;
 pub use client::{Asked, Client, SocketClient};
 pub use error::{
     CONTAINER, CgroupError, ErrorKind, ExecutorError, InputsError, LaunchError, OUTPUT_UNWRITABLE, ReceiptError, RegistryError, StepFailure,

@@ -264,6 +264,8 @@ pub enum FromSupervisor {
     NoKeeper(NoKeeper),
     /// The socket of a front, for a keeper; its descriptor comes along.
     Front,
+    /// Nothing: the supervisor looks whether it is read.
+    Ping,
 }
 
 /// What a socket listens at.
@@ -289,6 +291,7 @@ impl Message for FromSupervisor {
             FromSupervisor::Keeper(of) => json_frame(23, of),
             FromSupervisor::NoKeeper(none) => json_frame(24, none),
             FromSupervisor::Front => frame(25, &[]),
+            FromSupervisor::Ping => frame(26, &[]),
         }
     }
 
@@ -304,6 +307,7 @@ impl Message for FromSupervisor {
             23 => from_json(payload).map(FromSupervisor::Keeper),
             24 => from_json(payload).map(FromSupervisor::NoKeeper),
             25 => empty(payload, FromSupervisor::Front),
+            26 => empty(payload, FromSupervisor::Ping),
             _ => Err(Malformed::Kind(kind)),
         }
     }
@@ -326,6 +330,38 @@ pub struct Settings {
     pub stream_size: u64,
     /// What a run of each policy takes where its request does not say.
     pub policies: BTreeMap<String, RunSize>,
+    /// What this host lacks for them.
+    pub lacks: Vec<Lack>,
+}
+
+/// What the host lacks for a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    /// The policy.
+    pub policy: String,
+    /// In words, with the remedy.
+    pub what: String,
+    /// No run of the policy can be started; otherwise they go without, as it permits.
+    pub prevents: bool,
+}
+
+impl Lack {
+    /// The same without what follows from it, where a line has to do.
+    pub fn in_short(&self) -> Self {
+        let short = self.what.split_once("; ").map_or(self.what.as_str(), |(short, _)| short);
+        Lack { what: String::from(short), ..self.clone() }
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Lack { policy, what, prevents } = self;
+        if *prevents {
+            write!(f, "policy {policy} cannot be enforced here: {what}")
+        } else {
+            write!(f, "policy {policy} goes without {what}")
+        }
+    }
 }
 
 /// A key, as the front needs it.

@@ -554,9 +554,15 @@ async fn live() -> Response {
     json_response(&json!({ "live": true }))
 }
 
-async fn ready(State(front): Shared) -> Response {
-    let is_ready = !front.is_draining();
-    let mut response = json_response(&json!({ "live": true, "ready": is_ready }));
+/// What the host lacks is for those who may know its policies: local users and keys.
+async fn ready(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Response {
+    let settings = front.settings();
+    let is_ready = !front.is_draining() && !settings.lacks.iter().any(|lack| lack.prevents);
+    let mut answer = json!({ "live": true, "ready": is_ready });
+    if peer.kind == ListenerKind::Unix || keys::find(&settings.keys, &headers, &uri, peer.uid).is_ok() {
+        answer["lacks"] = settings.lacks.iter().map(ToString::to_string).collect();
+    }
+    let mut response = json_response(&answer);
     if !is_ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }

@@ -100,6 +100,7 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
             }
             (FromSupervisor::Keeper(of), Some(socket), Some(front)) => front.sessions.add(front, of, WorkerLink::new(socket)?),
             (FromSupervisor::NoKeeper(none), _, Some(front)) => front.sessions.refuse(none),
+            (FromSupervisor::Ping, ..) => {}
             (FromSupervisor::Drain, _, Some(front)) => {
                 front.drain();
                 // Their sockets close with them.

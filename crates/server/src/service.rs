@@ -6,14 +6,16 @@
 //! All of them end with the supervisor.
 
 mod keeper;
+mod notify;
 mod supervisor;
 mod templates;
+mod watch;
 mod worker;
 
 use std::{io, os::unix::net::UnixStream, time::Duration};
 
 pub use keeper::keep;
-pub use supervisor::{Service, ServiceEnd, ServiceError, ServiceSettings, serve};
+pub use supervisor::{NotTaken, Service, ServiceEnd, ServiceError, ServiceSettings, serve};
 pub use templates::{ServedTemplate, ready_workers};
 pub use worker::{WorkerError, work};
 

@@ -1,8 +1,22 @@
-//! Closing what a forked process does not need.
+//! Closing what a forked process does not need, and copying what a program was started with.
 
-use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::{Errno, Result, process::close_range};
+use crate::{Errno, Result, call::syscall, process::close_range};
+
+/// A copy, close-on-exec, of the descriptor with this number, which another process has left open for
+/// this one. The number itself stays open.
+///
+/// # Errors
+/// EBADF where none is open, EMFILE.
+pub fn copy_inherited(number: u32) -> Result<OwnedFd> {
+    const FCNTL: usize = 72;
+    const F_DUPFD_CLOEXEC: usize = 1030;
+    // SAFETY: integers only, and the number need not be open.
+    let copy = unsafe { syscall(FCNTL, [number as usize, F_DUPFD_CLOEXEC, 3, 0, 0, 0]) }?;
+    // SAFETY: the kernel has just made it, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy as i32) })
+}
 
 /// How many descriptors [`keep_only`] can keep.
 pub const MAX_KEPT: usize = 32;

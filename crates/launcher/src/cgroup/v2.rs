@@ -31,15 +31,11 @@ const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 impl V2 {
     /// Makes the directory, without limits.
     pub(super) fn make(parent: &Path, vacate: bool, record: Option<&mut Record>) -> Result<Self, LaunchError> {
-        let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(LaunchError::path(
-            ErrorKind::Cgroup,
-            "open cgroup",
-            parent,
-        ))?;
         if vacate {
-            leave_for_child(&above, parent)?;
+            leave(parent)?;
+        } else {
+            hand_down_controllers(&open_directory(parent)?, parent)?;
         }
-        hand_down_controllers(&above, parent)?;
         let name = unique_name();
         let path = parent.join(&name);
         if let Some(record) = record {
@@ -116,6 +112,18 @@ impl V2 {
             forks_refused: read_in(&self.directory, "pids.events").and_then(|text| keyed(&text, "max")).unwrap_or(0),
         }
     }
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, LaunchError> {
+    let opened = openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(LaunchError::path(ErrorKind::Cgroup, "open cgroup", path))
+}
+
+/// Leaves `parent` for a child of it, and hands its controllers down.
+pub(super) fn leave(parent: &Path) -> Result<(), LaunchError> {
+    let above = open_directory(parent)?;
+    leave_for_child(&above, parent)?;
+    hand_down_controllers(&above, parent)
 }
 
 /// Moves the launcher, the only process of its cgroup, into a child of it.

@@ -47,6 +47,8 @@ pub struct Listen {
     pub unix: Option<PathBuf>,
     /// `tcp`: an address with its port; default: `127.0.0.1:8722`. `None` is written `"none"`.
     pub tcp: Option<SocketAddr>,
+    /// Whether `tcp` stands in the file.
+    pub tcp_is_written: bool,
     /// `behind_proxy`: a proxy with TLS stands before `tcp`, which may then be an address that
     /// other hosts reach; default: false.
     pub behind_proxy: bool,
@@ -108,7 +110,7 @@ impl ServeConfig {
             path: path.to_owned(),
             keys: path.with_file_name("keys.toml"),
             hosts: hosts_of(tcp),
-            listen: Listen { unix: None, tcp: Some(tcp), behind_proxy: false },
+            listen: Listen { unix: None, tcp: Some(tcp), tcp_is_written: false, behind_proxy: false },
             capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000, sessions: 64 },
             limits: ServiceLimits { body: BODY, buffers: BUFFERS, stream_size: STREAM_SIZE, drain: 30_000 },
         }
@@ -176,7 +178,7 @@ impl Listen {
         let behind_proxy = reader.flag(table, "behind_proxy");
         self.behind_proxy = behind_proxy.as_ref().is_some_and(|at| at.value);
         if let Some(Located { value: tcp, span }) = reader.text(table, "tcp", address) {
-            self.tcp = tcp;
+            (self.tcp, self.tcp_is_written) = (tcp, true);
             if let Some(tcp) = tcp.filter(|tcp| !tcp.ip().to_canonical().is_loopback() && !self.behind_proxy) {
                 let diagnostic =
                     Diagnostic::new(format!("other hosts reach {tcp}, and keys would cross the network"), "not of this host alone");
@@ -342,7 +344,7 @@ mod tests {
             path: PathBuf::from("/etc/stockade/serve.toml"),
             keys: PathBuf::from("/etc/stockade/keys.toml"),
             hosts: vec!["127.0.0.1:8722".to_owned(), "localhost:8722".to_owned()],
-            listen: Listen { unix: None, tcp: Some("127.0.0.1:8722".parse().unwrap()), behind_proxy: false },
+            listen: Listen { unix: None, tcp: Some("127.0.0.1:8722".parse().unwrap()), tcp_is_written: false, behind_proxy: false },
             capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000, sessions: 64 },
             limits: ServiceLimits { body: 64 << 20, buffers: 512 << 20, stream_size: 8 << 20, drain: 30_000 },
         };
@@ -381,6 +383,7 @@ drain = "2s"
             listen: Listen {
                 unix: Some(PathBuf::from("/run/other/serve.sock")),
                 tcp: Some("0.0.0.0:8000".parse().unwrap()),
+                tcp_is_written: true,
                 behind_proxy: true,
             },
             capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 1, queue: 300_000, sessions: 7 },

@@ -25,13 +25,14 @@ use rustix::{
 };
 use stockade_engine::{caller::Caller, companion, signals::Signals};
 use stockade_protocol::service::{
-    FrameDecoder, FromFront, FromSupervisor, KeeperOf, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
+    FrameDecoder, FromFront, FromSupervisor, KeeperOf, Lack, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
     WorkerTable,
 };
 
 use super::{
-    UNREAD, send,
+    UNREAD, notify, send,
     templates::{Reply, ServedTemplate, TemplateStore, Terms, ready_workers},
+    watch::{self, FrontState, FrontWatch},
 };
 
 const FRONT: &str = "stockade-serve";
@@ -41,6 +42,10 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 const MAX_FAILED: u32 = 5;
 /// How long those that are told to end have for it, beyond the time to drain.
 const LAST: Duration = Duration::from_secs(5);
+/// How long a front has to take the sockets before the service is said to be ready all the same.
+const FIRST: Duration = Duration::from_secs(20);
+/// Said by the manager to this process alone.
+const OF_MANAGER: [&str; 6] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
 /// What is served, and how.
 pub struct Service<'a> {
@@ -52,8 +57,12 @@ pub struct Service<'a> {
     pub drain: Duration,
     /// Whose the front is, and whose the runs are, where root serves.
     pub account: Option<Caller>,
-    /// Reads the settings. An error keeps those before.
-    pub settings: Box<dyn Fn() -> Result<ServiceSettings, String> + 'a>,
+    /// What it begins with.
+    pub settings: ServiceSettings,
+    /// Reads the settings again. An error keeps those before.
+    pub read_again: Box<dyn Fn() -> Result<ServiceSettings, NotTaken> + 'a>,
+    /// Where it listens, for people.
+    pub places: String,
     /// Tells the administrator.
     pub tell: Box<dyn Fn(&str) + 'a>,
     /// Called once, when connections are accepted.
@@ -76,12 +85,18 @@ pub enum ServiceEnd {
     Signal(i32),
 }
 
+/// Why settings that were read again are not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotTaken {
+    /// In words.
+    pub why: String,
+    /// What the host lacks now, where that was found out.
+    pub lacks: Option<Vec<Lack>>,
+}
+
 /// Why it cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The configuration.
-    #[error("{0}")]
-    Settings(String),
     /// A process cannot be started.
     #[error("start {what}: {error}")]
     Start {
@@ -105,7 +120,7 @@ pub enum ServiceError {
 }
 
 /// A process of the service, with the socket to it.
-struct Process {
+pub(super) struct Process {
     child: Child,
     pidfd: OwnedFd,
     socket: UnixStream,
@@ -124,6 +139,10 @@ impl Process {
         let pid = Pid::from_child(&child);
         let (pidfd, said) = (pidfd_open(pid, PidfdFlags::empty())?, FrameDecoder::default());
         Ok(Process { child, pidfd, socket, said, is_silent: false, began: Instant::now() })
+    }
+
+    pub(super) fn socket(&self) -> &UnixStream {
+        &self.socket
     }
 
     fn has_ended(&mut self) -> bool {
@@ -225,11 +244,12 @@ impl Process {
 /// It cannot begin, or not go on.
 pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
     let mut signals = Signals::block().map_err(|error| ServiceError::Signals(error.to_string()))?;
-    let settings = (service.settings)().map_err(ServiceError::Settings)?;
     let mut group = Group {
         service,
-        settings,
+        settings: service.settings.clone(),
         front: None,
+        watch: FrontWatch::new(),
+        not_taken: None,
         workers: Vec::new(),
         keepers: Vec::new(),
         leaving: Vec::new(),
@@ -237,7 +257,9 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
         templates: TemplateStore::default(),
     };
     group.start()?;
+    group.wait_for_accepting()?;
     (service.ready)();
+    notify::ready(&group.status());
     loop {
         let woken = group.wait(&signals)?;
         while let Some(signal) = signals.take() {
@@ -259,6 +281,7 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
             group.serve_front();
             group.serve_templates();
         }
+        group.look_at_front();
     }
 }
 
@@ -286,6 +309,9 @@ struct Group<'s, 'a> {
     service: &'s Service<'a>,
     settings: ServiceSettings,
     front: Option<Process>,
+    watch: FrontWatch,
+    /// Why the settings that were read last were not taken.
+    not_taken: Option<String>,
     workers: Vec<Worker>,
     keepers: Vec<Keeping>,
     templates: TemplateStore,
@@ -303,6 +329,7 @@ impl Group<'_, '_> {
             let _ended = keeper.connect(&front);
         }
         self.front = Some(front);
+        self.watch.begin();
         while self.workers.len() < self.service.workers {
             self.start_worker()?;
         }
@@ -335,6 +362,9 @@ impl Group<'_, '_> {
             let (ours, its) = UnixStream::pair()?;
             let mut command = Command::new("/proc/self/exe");
             command.arg0("stockade").arg("serve-worker").env_remove("SUDO_UID").env_remove("SUDO_GID");
+            for name in OF_MANAGER {
+                command.env_remove(name);
+            }
             command.stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
             let worker = Worker { place, process: Process::spawn(command, ours)? };
             worker.send_table(&self.settings)?;
@@ -350,7 +380,38 @@ impl Group<'_, '_> {
         Ok(())
     }
 
-    /// Waits for a signal, the end of a process, or a word from one.
+    /// Waits until the front has its sockets. One that ends is replaced by the loop.
+    fn wait_for_accepting(&self) -> Result<(), ServiceError> {
+        let Some(front) = &self.front else { return Ok(()) };
+        let end = Instant::now() + FIRST;
+        while !watch::has_read_all(front) && Instant::now() < end {
+            // Its end makes this return at once, and what it has not read is gone then.
+            wait_until(&front.pidfd, Instant::now() + Duration::from_millis(2))?;
+        }
+        Ok(())
+    }
+
+    /// For the manager's list of services.
+    fn status(&self) -> String {
+        let Settings { keys, lacks, .. } = &self.settings.front;
+        let lacks = lacks.iter().map(|lack| format!("; {}", lack.in_short())).collect::<String>();
+        let kept = self.not_taken.as_ref().and_then(|why| why.lines().next());
+        let kept = kept.map(|why| format!("; the configuration stays as it was: {why}")).unwrap_or_default();
+        format!("serving at {}, {} workers, {} keys{lacks}{kept}", self.service.places, self.service.workers, keys.len())
+    }
+
+    /// Ends a front that stands still; the loop replaces it.
+    fn look_at_front(&mut self) {
+        if self.watch.look(self.front.as_ref()) == FrontState::Stuck
+            && let Some(front) = &mut self.front
+        {
+            (self.service.tell)("stockade: the front does not read what it is sent, and is ended");
+            // It may have ended by itself.
+            let _ended = front.child.kill();
+        }
+    }
+
+    /// Waits for a signal, the end of a process, a word from one, or the next look at the front.
     fn wait(&self, signals: &Signals) -> Result<Woken, ServiceError> {
         let workers = self.workers.iter().map(|worker| &worker.process);
         let keepers = self.keepers.iter().map(|keeper| &keeper.process);
@@ -359,7 +420,7 @@ impl Group<'_, '_> {
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         fds.extend(speakers.chain(self.templates.maker()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        match poll(&mut fds, None) {
+        match poll(&mut fds, Some(&timespec(self.watch.next().saturating_duration_since(Instant::now())))) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(ServiceError::Wait(errno)),
         }
@@ -403,6 +464,9 @@ impl Group<'_, '_> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("stockade").args(["serve-keeper", "--key", &of.key, "--policy", &of.policy]);
         command.env_remove("SUDO_UID").env_remove("SUDO_GID").stdin(OwnedFd::from(its)).stdout(Stdio::null());
+        for name in OF_MANAGER {
+            command.env_remove(name);
+        }
         let keeper = Keeping { of, process: Process::spawn(command, ours)? };
         if let Some(front) = &self.front {
             keeper.connect(front)?;
@@ -470,12 +534,18 @@ impl Group<'_, '_> {
         if self.failed >= MAX_FAILED { Err(ServiceError::Fails { what }) } else { Ok(()) }
     }
 
+    /// Sends the settings to the front.
+    fn tell_front(&self) {
+        // One that does not take them has ended, and gets them when it is replaced. The same of workers.
+        let _ended = self.front.as_ref().map(|front| front.send_settings(&self.settings.front));
+    }
+
     fn reload(&mut self) {
-        match (self.service.settings)() {
+        notify::reloading();
+        match (self.service.read_again)() {
             Ok(settings) => {
-                self.settings = settings;
-                // One that does not take them has ended, and gets them when it is replaced.
-                let _ended = self.front.as_ref().map(|front| front.send_settings(&self.settings.front));
+                (self.settings, self.not_taken) = (settings, None);
+                self.tell_front();
                 self.templates.reload(&terms(self.service, &self.settings, &self.worker_ids()));
                 for worker in &self.workers {
                     let _ended = worker.send_table(&self.settings);
@@ -487,12 +557,22 @@ impl Group<'_, '_> {
                 }
                 (self.service.tell)("stockade: the configuration was read again");
             }
-            Err(why) => (self.service.tell)(&format!("stockade: the configuration stays as it was: {why}")),
+            Err(NotTaken { why, lacks }) => {
+                (self.service.tell)(&format!("stockade: the configuration stays as it was: {why}"));
+                self.not_taken = Some(why);
+                if let Some(mut lacks) = lacks {
+                    lacks.retain(|lack| self.settings.front.policies.contains_key(&lack.policy));
+                    self.settings.front.lacks = lacks;
+                    self.tell_front();
+                }
+            }
         }
+        notify::ready(&self.status());
     }
 
     /// Lets runs end, up to a time, cancels the others, and ends all processes.
     fn drain(&mut self) -> Result<(), ServiceError> {
+        notify::stopping(self.service.drain + 3 * LAST);
         let Some(front) = &self.front else { return Ok(()) };
         let _ended = send(&front.socket, &FromSupervisor::Drain);
         self.wait_for_front(self.service.drain)?;
@@ -522,11 +602,13 @@ impl Group<'_, '_> {
     }
 }
 
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
 /// Waits for the end of a process, at most until then.
 fn wait_until(pidfd: &OwnedFd, end: Instant) -> Result<(), ServiceError> {
-    let left = end.saturating_duration_since(Instant::now());
-    let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
-    match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
+    match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timespec(end.saturating_duration_since(Instant::now())))) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(ServiceError::Wait(errno)),
     }
