@@ -3,14 +3,15 @@
 //!
 //! A block `console` has commands after `$ `, continued by `\`, and below each what it prints on
 //! stdout and stderr; `…` in a line stands for any text, and alone for any lines. All blocks of a
-//! page run in one directory, in their order. `file=NAME` after a block's language writes it there.
+//! page run in one directory, in their order. What a command with `&` at its end starts runs until the end of
+//! its page. `file=NAME` after a block's language writes it there.
 //! `needs=…` selects the test that runs a block ([`NEEDS`]); one that no test can run is counted.
 
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -18,16 +19,17 @@ use crate::{
     egress::testbed::Testbed,
     support::{
         exec::{program_path, text},
-        runner::{directory, test},
+        runner::{directory, eventually, test},
         timeouts::scaled,
     },
 };
 
 /// The needs that a block can have, and where such a block is run, or why it is not.
-const NEEDS: [(&str, &str); 8] = [
+const NEEDS: [(&str, &str); 9] = [
     ("root", "run in the guest, by tests/package"),
     ("systemd", "run in the guest, by tests/package"),
     ("member", "run in the guest, as a member of the group `stockade`"),
+    ("service", "run by a test of their own, in a network of its own"),
     ("network", "run against servers of the test bed"),
     ("python-packages", "run by the step frameworks-all, which may use the package index"),
     ("clone", "not run: they build the program, the package or the wheel, or run all tests"),
@@ -115,6 +117,8 @@ struct Reader {
     needs: &'static [&'static str],
     /// Variables beside PATH, HOME and LANG.
     variables: Vec<(&'static str, PathBuf)>,
+    /// Who runs them, if not this user.
+    user: Option<u32>,
 }
 
 /// What came of the pages.
@@ -128,7 +132,7 @@ struct Outcome {
 
 impl Reader {
     fn new(needs: &'static [&'static str]) -> Self {
-        Reader { needs, variables: Vec::new() }
+        Reader { needs, variables: Vec::new(), user: None }
     }
 
     /// Runs the blocks of all pages.
@@ -145,6 +149,8 @@ impl Reader {
         let name = page.file_stem().unwrap().to_str().unwrap();
         let place = directory().join("pages").join(name);
         fs::create_dir_all(&place).unwrap();
+        std::os::unix::fs::chown(&place, self.user, self.user).unwrap();
+        let mut running = Running(Vec::new());
         for block in blocks(&fs::read_to_string(page).unwrap()) {
             let at = format!("{name}.md:{}", block.line);
             let contents = block.body.join("\n") + "\n";
@@ -170,7 +176,9 @@ impl Reader {
             for (command, wanted) in commands(&block) {
                 if is_chosen {
                     outcome.run += 1;
-                    outcome.faults.extend(self.run(&command, &wanted, need, &place).map(|fault| format!("{at}: $ {command}\n{fault}")));
+                    outcome
+                        .faults
+                        .extend(self.run(&command, &wanted, need, &place, &mut running).map(|fault| format!("{at}: $ {command}\n{fault}")));
                 } else {
                     outcome.left.push(need.to_owned());
                 }
@@ -180,29 +188,54 @@ impl Reader {
 
     /// Runs a command. What is wrong: its output is another, or it has a need and failed, though any
     /// output fits.
-    fn run(&self, command: &str, wanted: &[String], need: &str, place: &Path) -> Option<String> {
+    fn run(&self, command: &str, wanted: &[String], need: &str, place: &Path, running: &mut Running) -> Option<String> {
         let home = directory().join("homes").join(place.file_name().unwrap());
         fs::create_dir_all(&home).unwrap();
+        std::os::unix::fs::chown(&home, self.user, self.user).unwrap();
         let program = program_path().unwrap();
         let path = format!("{}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", text(program.parent().unwrap()));
         let limit = scaled(Duration::from_secs(240)).as_secs().to_string();
         let member: &[&str] = if need == "member" { &["runuser", "-u", MEMBER, "--"] } else { &[] };
-        let script = format!("exec 2>&1\n{command}");
-        let words = [&["timeout", limit.as_str()], member, &["sh", "-c", script.as_str()]].concat();
-        let output = Command::new(words[0])
+        let ids = self.user.map(|id| [format!("--reuid={id}"), format!("--regid={id}")]);
+        let user: Vec<&str> = ids.iter().flat_map(|[uid, gid]| ["setpriv", uid, gid, "--clear-groups", "--inh-caps=-all", "--"]).collect();
+        let in_background = command.strip_suffix(" &");
+        let script = format!("exec 2>&1\n{}{}", if in_background.is_some() { "exec " } else { "" }, in_background.unwrap_or(command));
+        let words = [&["timeout", limit.as_str()], member, &user, &["sh", "-c", script.as_str()]].concat();
+        let mut started = Command::new(words[0]);
+        started
             .args(&words[1..])
             .env_clear()
             .envs([("PATH", path.as_str()), ("HOME", text(&home)), ("LANG", "C.UTF-8")])
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .current_dir(place)
-            .output()
-            .unwrap();
+            .current_dir(place);
+        if in_background.is_some() {
+            let log = directory().join("background");
+            started.stdin(Stdio::null()).stdout(fs::File::create(&log).unwrap());
+            running.0.push(started.spawn().unwrap());
+            let said = || fs::read_to_string(&log).unwrap();
+            let fits = eventually(scaled(Duration::from_secs(20)), || all_fit(&said().lines().collect::<Vec<_>>(), wanted));
+            return (!fits).then(|| format!("prints\n{}in place of\n{}\n", said(), wanted.join("\n")));
+        }
+        let output = started.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         if !all_fit(&said.lines().collect::<Vec<_>>(), wanted) {
             return Some(format!("prints\n{said}in place of\n{}\n", wanted.join("\n")));
         }
         let fits_all = wanted.iter().all(|line| line.trim() == "…");
         (!need.is_empty() && fits_all && !output.status.success()).then(|| format!("fails ({}):\n{said}", output.status))
+    }
+}
+
+/// What commands of a page have left running.
+struct Running(Vec<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // timeout(1) passes it on.
+            let _sent = Command::new("kill").arg(child.id().to_string()).status();
+            let _reaped = child.wait();
+        }
     }
 }
 
@@ -232,6 +265,18 @@ fn every_command_that_needs_a_network_prints_what_it_says() {
     testbed.index();
     let variables = vec![("XDG_RUNTIME_DIR", testbed.directory().to_path_buf())];
     let outcome = Reader { variables, ..Reader::new(&["network"]) }.follow_all();
+    assert!(outcome.run >= 3, "{}", outcome.run);
+}
+
+/// An ordinary user, without an account.
+const USER: u32 = 65533;
+
+test!(RootOnly, every_command_that_needs_a_service_prints_what_it_says, needs [Program("curl"), Program("ip")], seconds 60);
+fn every_command_that_needs_a_service_prints_what_it_says() {
+    // In a network of its own, whose ports are free.
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    let outcome = Reader { user: Some(USER), ..Reader::new(&["service"]) }.follow_all();
     assert!(outcome.run >= 3, "{}", outcome.run);
 }
 

@@ -44,6 +44,8 @@ mod scratch_protection;
 mod scratch_size;
 mod screen;
 mod serve;
+mod serve_host;
+mod serve_proxy;
 mod serve_same_result;
 mod serve_sessions;
 mod serve_streams;
