@@ -28,7 +28,7 @@ use stockade_policy::{
 };
 use stockade_protocol::{
     LimitKey,
-    service::{self, Capacity, Key, Lack, RunSize, Settings},
+    service::{self, Capacity, ExecuteFacade, Facades, Key, Lack, RunSize, SandboxFusionFacade, Settings},
 };
 use stockade_server::service::{
     NotTaken, ServedTemplate, Service, ServiceEnd, ServiceSettings, keep as keep_for, ready_workers, serve, work as work_for,
@@ -39,7 +39,7 @@ use crate::{ExitCode, args, key::service_file, output::warn};
 /// The account that has the front, and the runs of keys, where root serves.
 const ACCOUNT: &str = "stockade-serve";
 /// More workers would spend their memory on waiting.
-const MAX_WORKERS: u64 = 256;
+const MAX_WORKERS: u32 = 256;
 
 /// Everything that the service has read.
 struct Configured {
@@ -67,6 +67,8 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
     for lack in &first.settings.lacks {
         warn(&format!("stockade: {} (more: stockade doctor --policy {})", lack.in_short(), lack.policy));
     }
+    let warn_of_facades = |settings: &Settings| unusable(settings).iter().for_each(|said| warn(&format!("stockade: warning: {said}")));
+    warn_of_facades(&first.settings);
     if serve_args.check {
         let names = |names: Vec<&str>| names.join(", ");
         let keys = names(first.settings.keys.iter().map(|key| key.id.as_str()).collect());
@@ -77,7 +79,7 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
     let listening = listen::listen(first.unix.as_deref(), first.tcp, account.is_some())?;
     let ended = serve(&Service {
         listeners: listening.listeners,
-        workers: workers(&first.settings),
+        workers: first.settings.workers as usize,
         drain: Duration::from_millis(first.config.limits.drain),
         account: account.clone(),
         settings: ServiceSettings { front: first.settings.clone(), templates: first.templates.clone() },
@@ -89,10 +91,12 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
             }
             let (before, after) = (&first.config, &next.config);
             if (&before.listen, before.limits.drain) != (&after.listen, after.limits.drain)
-                || workers(&first.settings) != workers(&next.settings)
+                || first.settings.workers != next.settings.workers
             {
                 warn("stockade: another address, `drain` or number of runs at a time takes effect when the service is started anew");
             }
+            warn_of_facades(&next.settings);
+            next.settings.workers = first.settings.workers;
             Ok(ServiceSettings { front: next.settings, templates: next.templates })
         }),
         places: listening.places.clone(),
@@ -171,6 +175,8 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         stream_size: config.limits.stream_size,
         policies: std::collections::BTreeMap::new(),
         lacks: Vec::new(),
+        workers: 0,
+        facades: facades(&config),
     };
     let mut templates = Vec::new();
     for key in &keys.keys {
@@ -185,6 +191,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
             }
         }
     }
+    settings.workers = workers(&settings);
     refuse_too_many_ready(&settings, &templates)?;
     let unix = listen::unix_path(&config, account.is_some());
     Ok(Configured { config, settings, templates, keys: keys.keys, unix, tcp: None })
@@ -210,7 +217,7 @@ fn templates_of(name: &str, policy: &Policy) -> Vec<ServedTemplate> {
 
 /// Each of them is a worker's, all the time.
 fn refuse_too_many_ready(settings: &Settings, templates: &[ServedTemplate]) -> anyhow::Result<()> {
-    let (wanted, workers) = (ready_workers(&settings.keys, templates).len(), workers(settings));
+    let (wanted, workers) = (ready_workers(&settings.keys, templates).len(), settings.workers as usize);
     if wanted <= workers {
         return Ok(());
     }
@@ -248,6 +255,7 @@ fn scope_of(scope: Scope) -> service::Scope {
     match scope {
         Scope::Run => service::Scope::Run,
         Scope::Keep => service::Scope::Keep,
+        Scope::Facade => service::Scope::Facade,
         Scope::Watch => service::Scope::Watch,
     }
 }
@@ -268,10 +276,37 @@ fn most_of_memory() -> anyhow::Result<u64> {
     Ok(line.context("/proc/meminfo does not say how much memory there is")? * 1024 / 5 * 4)
 }
 
+fn facades(config: &ServeConfig) -> Facades {
+    let (fusion, execute) = (&config.sandbox_fusion, &config.execute);
+    Facades {
+        sandbox_fusion: fusion.enabled.then(|| SandboxFusionFacade { policy: fusion.policy.clone(), heartbeat_ms: fusion.heartbeat }),
+        execute: execute.enabled.then(|| ExecuteFacade { policy: execute.policy.clone() }),
+    }
+}
+
+/// What of the facades no key can use: told, since a key that was taken away must not stay for it.
+fn unusable(settings: &Settings) -> Vec<String> {
+    let Facades { sandbox_fusion, execute } = &settings.facades;
+    let named = [
+        ("sandbox_fusion", sandbox_fusion.as_ref().map(|facade| &facade.policy)),
+        ("execute", execute.as_ref().map(|facade| &facade.policy)),
+    ];
+    let mut said = Vec::new();
+    for (name, policy) in named.into_iter().filter_map(|(name, policy)| Some((name, policy?))) {
+        let mut keys = settings.keys.iter().filter(|key| key.scopes.contains(&service::Scope::Facade)).peekable();
+        if keys.peek().is_none() {
+            said.push(format!("[facade.{name}] is enabled, but no key has \"facade\" in its `scopes`"));
+        } else if let Some(policy) = policy.as_ref().filter(|policy| !keys.any(|key| key.policies.contains(policy))) {
+            said.push(format!("[facade.{name}] runs code under policy {policy}, which no key with the scope \"facade\" may use"));
+        }
+    }
+    said
+}
+
 /// As many as there can be runs at a time.
-fn workers(settings: &Settings) -> usize {
+fn workers(settings: &Settings) -> u32 {
     let whole = settings.capacity.size;
     let fit = |size: &RunSize| (whole.cpus / size.cpus.max(1)).min(whole.memory / size.memory.max(1));
     let most = settings.policies.values().map(fit).max().unwrap_or(1);
-    most.clamp(1, MAX_WORKERS) as usize
+    u32::try_from(most).unwrap_or(u32::MAX).clamp(1, MAX_WORKERS)
 }

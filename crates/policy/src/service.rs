@@ -19,7 +19,7 @@ use crate::{
     trust::ReadError,
 };
 
-pub use config::{Capacity, Listen, ServeConfig, ServiceLimits};
+pub use config::{Capacity, Execute, Listen, SandboxFusion, ServeConfig, ServiceLimits};
 pub use key::{Credential, HASH_PREFIX, Scope, ServiceKey, ServiceKeys, is_key_id, key_table};
 
 /// Why a file of the service could not be used.

@@ -332,6 +332,10 @@ pub struct Settings {
     pub policies: BTreeMap<String, RunSize>,
     /// What this host lacks for them.
     pub lacks: Vec<Lack>,
+    /// How many workers there are.
+    pub workers: u32,
+    /// The interfaces of other services that are spoken here.
+    pub facades: Facades,
 }
 
 /// What the host lacks for a policy.
@@ -362,6 +366,31 @@ impl fmt::Display for Lack {
             write!(f, "policy {policy} goes without {what}")
         }
     }
+}
+
+/// Interfaces of other services; none: its paths answer 404.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facades {
+    /// SandboxFusion's.
+    pub sandbox_fusion: Option<SandboxFusionFacade>,
+    /// `POST /execute`.
+    pub execute: Option<ExecuteFacade>,
+}
+
+/// SandboxFusion's interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxFusionFacade {
+    /// The policy of its runs; absent: the key's first.
+    pub policy: Option<String>,
+    /// How often a client that waits is sent a byte, in milliseconds.
+    pub heartbeat_ms: u64,
+}
+
+/// The interface of `POST /execute`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecuteFacade {
+    /// The policy of its runs; absent: the key's first.
+    pub policy: Option<String>,
 }
 
 /// A key, as the front needs it.
@@ -409,6 +438,8 @@ pub enum Scope {
     Run,
     /// Keep sessions.
     Keep,
+    /// Run programs by the interfaces of other services.
+    Facade,
     /// See the runs of all keys.
     Watch,
 }

@@ -208,6 +208,11 @@ impl Admission {
         self.keys.values().map(|state| state.waiting.len()).sum()
     }
 
+    /// What the requests that run may use together.
+    pub fn used(&self) -> RunSize {
+        self.used
+    }
+
     /// How many requests of a key run, and how many wait.
     pub fn of_key(&self, key: &str) -> (u32, usize) {
         self.keys.get(key).map_or((0, 0), |state| (state.running, state.waiting.len()))

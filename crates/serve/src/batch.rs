@@ -43,8 +43,8 @@ use crate::{
 const MAX_UNREAD: usize = 64 << 20;
 /// What waits for its turn beside what the key may have running, so that none of its turns is missed.
 const AHEAD: usize = 2;
-/// A request of a batch waits as long as the batch does.
-const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+/// A request of a batch waits as long as the batch does, and one of another service as long as its client.
+pub const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 /// Refusals after which a request is tried again: it has only come too early.
 const TOO_EARLY: [&str; 5] = ["queue_full", "key_queue", "key_rate", "key_cpu", "buffers_full"];
 /// How soon at the earliest, and at the latest.
@@ -318,6 +318,7 @@ impl Batch {
             Err(problem) => {
                 self.problems += 1;
                 let problem = if problem.reason == "queue_timeout" { deadline_exceeded() } else { problem };
+                let problem = self.front.metrics.problem(problem);
                 vec![Bytes::from(format!("{start},\"problem\":{}}}\n", problem.to_json()))]
             }
         };

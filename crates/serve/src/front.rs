@@ -26,6 +26,7 @@ use crate::{
     admission::{Admission, NotAdmitted, Ticket},
     link::{LinkError, WorkerLink},
     log::{Ending, Format, Reader, RunLog},
+    metrics::{Ended, Metrics, Now},
     problem::Problem,
     sessions::{KeeperGuard, Session, Sessions, session_ended},
 };
@@ -40,6 +41,8 @@ const MAX_KEPT: usize = 64 << 20;
 
 /// Shared by all requests.
 pub struct Front {
+    /// What is counted.
+    pub metrics: Metrics,
     state: Mutex<State>,
     buffers: Arc<Buffers>,
     /// The sessions of all keys.
@@ -182,7 +185,8 @@ impl Front {
             named: BTreeMap::new(),
             draining: false,
         };
-        Front { state: Mutex::new(state), buffers, sessions: Sessions::new(wishes), ended: Notify::new() }
+        let (metrics, sessions) = (Metrics::default(), Sessions::new(wishes));
+        Front { metrics, state: Mutex::new(state), buffers, sessions, ended: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -212,6 +216,16 @@ impl Front {
     /// Room for what one request brings and gets.
     pub fn buffer(&self) -> Buffer {
         Buffer { buffers: Arc::clone(&self.buffers), bytes: 0 }
+    }
+
+    /// An answer that counts as buffered until its last byte was written.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn buffered(&self, answer: Vec<u8>) -> Result<Bytes, Problem> {
+        let mut buffer = self.buffer();
+        buffer.grow(answer.len()).map_err(|problem| Problem { started: true, ..problem })?;
+        Ok(Bytes::from_owner(BufferedAnswer { answer, _buffer: buffer }))
     }
 
     /// Takes no more requests. Those that wait get a problem.
@@ -244,6 +258,20 @@ impl Front {
     /// How many requests of a key run, and how many wait.
     pub fn of_key(&self, key: &str) -> (u32, usize) {
         self.state().admission.of_key(key)
+    }
+
+    /// What there is at this moment.
+    pub fn now(&self) -> Now {
+        let state = self.state();
+        let running = state.runs.values().filter(|run| run.began.is_some()).count();
+        Now {
+            running: running as u64,
+            waiting: (state.runs.len() - running) as u64,
+            memory: state.admission.used().memory,
+            idle: state.idle.len() as u64,
+            workers: state.settings.workers.into(),
+            sessions: self.sessions.count("").1 as u64,
+        }
     }
 
     /// The runs that `shows` picks, as `show` words them.
@@ -353,7 +381,7 @@ impl Front {
         let turn = Queued { begin, request, buffer, asks, session, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
-            let ending = serve(&place, turn, &own_log).await;
+            let ending = serve(&place, turn, &own_log).await.map_err(|problem| place.front.metrics.problem(problem));
             own_log.end(ending);
             drop(place);
         });
@@ -640,7 +668,8 @@ struct Queued {
 /// Waits for a worker, and for what comes of the run there.
 async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     let Queued { begin, request, buffer, asks, session, worker: mut given, mut cancelled, wait, came } = turn;
-    let (key, number) = (begin.key.clone(), begin.run.clone());
+    let (key, policy, number) = (begin.key.clone(), begin.policy.clone(), begin.run.clone());
+    let metrics = &place.front.metrics;
     let mut held = Some((request, buffer));
     let mut tries = 0;
     let (mut worker, result, queued) = loop {
@@ -663,8 +692,15 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         if let Some(run) = place.front.state().runs.get_mut(&place.number) {
             run.began = Some(began);
         }
+        if tries == 0 {
+            metrics.begun(queued);
+        }
+        let started = || {
+            metrics.started(began.elapsed());
+            log.start(queued);
+        };
         let error = match worker.begin(begin.clone(), held.as_ref().map_or(&[], |(request, _)| request)).await {
-            Ok(()) => match exchange(&mut worker, &mut cancelled, log, queued, &mut held).await {
+            Ok(()) => match exchange(&mut worker, &mut cancelled, log, &mut held, started).await {
                 Ok(result) => break (worker, result, queued),
                 Err(error) => error,
             },
@@ -678,7 +714,9 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         }
         given = place.front.another_worker(asks.clone());
     };
-    place.front.state().admission.spend(&key, cpu_of(&result), Instant::now());
+    let ended = Ended::of(&result);
+    metrics.ended(&policy, &key, &ended);
+    place.front.state().admission.spend(&key, ended.cpu_ms(), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
     let front = Arc::clone(&place.front);
     tokio::spawn(async move {
@@ -690,10 +728,7 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             _ => {}
         }
     });
-    let result = with_place(result, &number, &key, queued);
-    let mut buffer = place.front.buffer();
-    buffer.grow(result.len()).map_err(|problem| Problem { started: true, ..problem })?;
-    Ok(Bytes::from_owner(BufferedResult { result, _buffer: buffer }))
+    place.front.buffered(with_place(result, &number, &key, queued))
 }
 
 fn queue_timeout(wait: Duration) -> Problem {
@@ -727,15 +762,15 @@ impl DerefMut for Link {
     }
 }
 
-/// A result that counts as buffered until its last byte was written.
-struct BufferedResult {
-    result: Vec<u8>,
+/// An answer, with its room.
+struct BufferedAnswer {
+    answer: Vec<u8>,
     _buffer: Buffer,
 }
 
-impl AsRef<[u8]> for BufferedResult {
+impl AsRef<[u8]> for BufferedAnswer {
     fn as_ref(&self) -> &[u8] {
-        &self.result
+        &self.answer
     }
 }
 
@@ -750,31 +785,14 @@ fn with_place(mut result: Vec<u8>, number: &str, key: &str, queued: Duration) ->
     result
 }
 
-/// The CPU time of a run, in milliseconds, as its result says.
-fn cpu_of(result: &[u8]) -> u64 {
-    #[derive(Default, serde::Deserialize)]
-    #[serde(default)]
-    struct Result {
-        usage: Option<Usage>,
-    }
-    #[derive(Default, serde::Deserialize)]
-    #[serde(default)]
-    struct Usage {
-        cpu_user_ms: Option<u64>,
-        cpu_system_ms: Option<u64>,
-    }
-    let usage = serde_json::from_slice::<Result>(result).unwrap_or_default().usage.unwrap_or_default();
-    usage.cpu_user_ms.unwrap_or(0) + usage.cpu_system_ms.unwrap_or(0)
-}
-
 /// Hears what the worker says of a run, until its result is whole. `held`: the request, as long as another
 /// worker may have it.
 async fn exchange(
     worker: &mut WorkerLink,
     cancelled: &mut oneshot::Receiver<()>,
     log: &RunLog,
-    queued: Duration,
     held: &mut Option<(Vec<u8>, Buffer)>,
+    started: impl Fn(),
 ) -> Result<Vec<u8>, LinkError> {
     let (mut result, mut may_cancel) = (Vec::new(), true);
     loop {
@@ -782,7 +800,7 @@ async fn exchange(
             message = worker.next() => match message? {
                 FromWorker::Started => {
                     *held = None;
-                    log.start(queued);
+                    started();
                 }
                 FromWorker::Output(stream, bytes) => log.print(stream, &bytes),
                 FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),

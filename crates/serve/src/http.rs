@@ -9,11 +9,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use axum::{
     Extension, Router,
     body::{Body, Bytes},
-    extract::{Path, Query, Request, State, rejection::QueryRejection},
+    extract::{MatchedPath, Path, Query, Request, State, rejection::QueryRejection},
+    handler::Handler,
     http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodFilter, MethodRouter, on},
 };
 use http_body_util::BodyExt;
 use serde::Deserialize;
@@ -26,10 +27,12 @@ use stockade_protocol::{
 
 use crate::{
     batch::batch,
+    facade_routes,
     front::{About, Buffer, EventStream, Front, Order, RequestHash},
     keys,
     log::Format,
-    problem::Problem,
+    metrics,
+    problem::{Problem, Uncounted},
     sessions::{self, Session},
 };
 
@@ -53,27 +56,60 @@ pub struct Peer {
     pub uid: Option<u32>,
 }
 
-type Shared = State<Arc<Front>>;
+pub type Shared = State<Arc<Front>>;
 
-/// All endpoints.
+/// What answers to a method of a path.
+pub struct Endpoint {
+    pub path: &'static str,
+    #[cfg_attr(not(test), expect(dead_code, reason = "`handler` has it; the description is compared with this"))]
+    pub method: MethodFilter,
+    handler: MethodRouter<Arc<Front>>,
+}
+
+fn endpoint<H: Handler<T, Arc<Front>>, T: 'static>(method: MethodFilter, path: &'static str, handler: H) -> Endpoint {
+    Endpoint { path, method, handler: on(method, handler) }
+}
+
+/// All endpoints; `openapi.json` describes each of them.
+pub fn endpoints() -> Vec<Endpoint> {
+    const GET: MethodFilter = MethodFilter::GET;
+    const POST: MethodFilter = MethodFilter::POST;
+    const DELETE: MethodFilter = MethodFilter::DELETE;
+    vec![
+        endpoint(POST, "/v1/run", run),
+        endpoint(POST, "/v1/batch", batch),
+        endpoint(GET, "/v1/runs", list_runs),
+        endpoint(GET, "/v1/runs/{run}", one_run),
+        endpoint(DELETE, "/v1/runs/{run}", cancel_run),
+        endpoint(GET, "/v1/runs/{run}/events", run_events),
+        endpoint(GET, "/v1/sessions", sessions::list),
+        endpoint(POST, "/v1/sessions", sessions::open),
+        endpoint(GET, "/v1/sessions/{session}", sessions::show),
+        endpoint(DELETE, "/v1/sessions/{session}", sessions::close),
+        endpoint(POST, "/v1/sessions/{session}/run", sessions::run),
+        endpoint(POST, "/v1/sessions/{session}/reset", sessions::reset),
+        endpoint(GET, "/v1/sessions/{session}/files/", sessions::list_files),
+        endpoint(GET, "/v1/sessions/{session}/files/{*path}", sessions::read_file),
+        endpoint(MethodFilter::PUT, "/v1/sessions/{session}/files/{*path}", sessions::write_file),
+        endpoint(DELETE, "/v1/sessions/{session}/files/{*path}", sessions::remove_file),
+        endpoint(GET, "/v1/policies", policies),
+        endpoint(GET, "/v1/limits", limits),
+        endpoint(GET, "/live", live),
+        endpoint(GET, "/ready", ready),
+        endpoint(GET, "/health", ready),
+        endpoint(GET, "/metrics", show_metrics),
+        endpoint(GET, "/openapi.json", openapi),
+        endpoint(POST, "/run_code", facade_routes::run_code),
+        endpoint(POST, "/run_jupyter", facade_routes::run_jupyter),
+        endpoint(GET, "/v1/ping", facade_routes::ping),
+        endpoint(POST, "/execute", facade_routes::execute),
+    ]
+}
+
+/// All endpoints, behind what turns away what none should see.
 pub fn router(front: Arc<Front>) -> Router {
-    Router::new()
-        .route("/v1/run", post(run))
-        .route("/v1/batch", post(batch))
-        .route("/v1/runs", get(list_runs))
-        .route("/v1/runs/{run}", get(one_run).delete(cancel_run))
-        .route("/v1/runs/{run}/events", get(run_events))
-        .route("/v1/sessions", get(sessions::list).post(sessions::open))
-        .route("/v1/sessions/{session}", get(sessions::show).delete(sessions::close))
-        .route("/v1/sessions/{session}/run", post(sessions::run))
-        .route("/v1/sessions/{session}/reset", post(sessions::reset))
-        .route("/v1/sessions/{session}/files/", get(sessions::list_files))
-        .route("/v1/sessions/{session}/files/{*path}", get(sessions::read_file).put(sessions::write_file).delete(sessions::remove_file))
-        .route("/v1/policies", get(policies))
-        .route("/v1/limits", get(limits))
-        .route("/live", get(live))
-        .route("/ready", get(ready))
-        .route("/health", get(ready))
+    let routed = endpoints().into_iter().fold(Router::new(), |router, Endpoint { path, handler, .. }| router.route(path, handler));
+    routed
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(Arc::clone(&front), guard))
@@ -83,10 +119,15 @@ pub fn router(front: Arc<Front>) -> Router {
 /// Turns away what no endpoint should see.
 async fn guard(State(front): Shared, Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
     let refused = if peer.kind == ListenerKind::Tcp { refuse_foreign(&front.settings(), request.headers()) } else { None };
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = match refused.or_else(|| refuse_path(request.uri())) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
+    front.metrics.answered(route.as_ref().map(MatchedPath::as_str), response.status());
+    if let Some(Uncounted(reason)) = response.extensions().get() {
+        front.metrics.refused(reason);
+    }
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -202,7 +243,7 @@ pub async fn run_for(
     }
 }
 
-fn result_response(result: Bytes) -> Response {
+pub fn result_response(result: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], result).into_response()
 }
 
@@ -548,6 +589,21 @@ async fn limits(State(front): Shared, Extension(peer): Extension<Peer>, headers:
 
 pub fn json_response(value: &serde_json::Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string() + "\n").into_response()
+}
+
+/// Over the UNIX socket, whose peers the kernel has let in, no key is needed.
+async fn show_metrics(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
+    if peer.kind == ListenerKind::Tcp || headers.contains_key(header::AUTHORIZATION) {
+        key_of(&front, peer, &headers, &uri, Scope::Watch)?;
+    }
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], front.metrics.text(front.now())).into_response())
+}
+
+/// The description of all endpoints.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
 async fn live() -> Response {

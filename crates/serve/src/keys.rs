@@ -18,11 +18,52 @@ use crate::problem::Problem;
 
 const REMEDY: &str = "send `Authorization: Bearer TOKEN`; an administrator makes a token with `stockade key new`";
 
+/// Another field that services take a token in.
+const X_API_KEY: &str = "x-api-key";
+
+/// As [`find`], but for a token in `X-API-Key`, which counts before all else.
+///
+/// # Errors
+/// It has none that is known and good.
+pub fn find_by_field<'k>(keys: &'k [Key], headers: &HeaderMap, uri: &Uri, uid: Option<u32>) -> Result<&'k Key, Problem> {
+    refuse_in_query(uri)?;
+    let mut values = headers.get_all(X_API_KEY).iter();
+    match (values.next(), values.next()) {
+        (None, _) => find(keys, headers, uri, uid),
+        (Some(value), None) => by_token(keys, value.as_bytes()),
+        (Some(_), Some(_)) => Err(missing("the request has two `X-API-Key` fields")),
+    }
+}
+
 /// The key of a request. `uid`: its peer, over the UNIX socket.
 ///
 /// # Errors
 /// It has none that is known and good.
 pub fn find<'k>(keys: &'k [Key], headers: &HeaderMap, uri: &Uri, uid: Option<u32>) -> Result<&'k Key, Problem> {
+    refuse_in_query(uri)?;
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    match (values.next(), values.next()) {
+        (None, _) => {
+            let of_peer = keys.iter().find(|key| uid.is_some_and(|uid| key.credential == Credential::Uid(uid)));
+            let found = of_peer.ok_or_else(|| match uid {
+                Some(uid) => missing(&format!("uid {uid} has no key of its own, and the request brings none")),
+                None => missing("the request brings no key"),
+            });
+            found.and_then(unexpired)
+        }
+        (Some(_), Some(_)) => Err(missing("the request has two `Authorization` fields")),
+        (Some(value), None) => {
+            let token = token(value.as_bytes()).ok_or_else(|| missing("`Authorization` is neither Bearer nor Basic"))?;
+            by_token(keys, &token)
+        }
+    }
+}
+
+fn missing(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "key_missing", format!("{detail}; {REMEDY}"))
+}
+
+fn refuse_in_query(uri: &Uri) -> Result<(), Problem> {
     if uri.query().is_some_and(|query| query.contains("sd_")) {
         return Err(Problem::new(
             StatusCode::BAD_REQUEST,
@@ -30,30 +71,23 @@ pub fn find<'k>(keys: &'k [Key], headers: &HeaderMap, uri: &Uri, uid: Option<u32
             format!("a key must not stand in a URL, which is logged: {REMEDY}"),
         ));
     }
-    let missing = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "key_missing", format!("{detail}; {REMEDY}"));
-    let unknown = || Problem::new(StatusCode::UNAUTHORIZED, "key_unknown", format!("no key has this token; {REMEDY}"));
-    let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let found = match (values.next(), values.next()) {
-        (None, _) => {
-            let of_peer = keys.iter().find(|key| uid.is_some_and(|uid| key.credential == Credential::Uid(uid)));
-            of_peer.ok_or_else(|| match uid {
-                Some(uid) => missing(&format!("uid {uid} has no key of its own, and the request brings none")),
-                None => missing("the request brings no key"),
-            })?
-        }
-        (Some(_), Some(_)) => return Err(missing("the request has two `Authorization` fields")),
-        (Some(value), None) => {
-            let token = token(value.as_bytes()).ok_or_else(|| missing("`Authorization` is neither Bearer nor Basic"))?;
-            let digest: [u8; 32] = Sha256::digest(token).into();
-            let hex = hex(&digest);
-            // All are looked at, whichever it is.
-            let is_it = |key: &&Key| match &key.credential {
-                Credential::Sha256(hash) => bool::from(hash.as_bytes().ct_eq(hex.as_bytes())),
-                Credential::Uid(_) => false,
-            };
-            keys.iter().fold(None, |found, key| if is_it(&key) { Some(key) } else { found }).ok_or_else(unknown)?
-        }
+    Ok(())
+}
+
+fn by_token<'k>(keys: &'k [Key], token: &[u8]) -> Result<&'k Key, Problem> {
+    let digest: [u8; 32] = Sha256::digest(token).into();
+    let hex = hex(&digest);
+    // All are looked at, whichever it is.
+    let is_it = |key: &&Key| match &key.credential {
+        Credential::Sha256(hash) => bool::from(hash.as_bytes().ct_eq(hex.as_bytes())),
+        Credential::Uid(_) => false,
     };
+    let found = keys.iter().fold(None, |found, key| if is_it(&key) { Some(key) } else { found });
+    let unknown = || Problem::new(StatusCode::UNAUTHORIZED, "key_unknown", format!("no key has this token; {REMEDY}"));
+    found.ok_or_else(unknown).and_then(unexpired)
+}
+
+fn unexpired(found: &Key) -> Result<&Key, Problem> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
     match found.expires {
         Some(end) if end <= now => {
@@ -137,6 +171,28 @@ mod tests {
         assert_eq!(found(&["Bearer sd_a_1", "Bearer sd_a_1"], "/", None), Err("key_missing"));
         assert_eq!(found(&["Bearer sd_old_1"], "/", None), Err("key_revoked"));
         assert_eq!(found(&["Bearer sd_a_1"], "/v1/run?key=sd_a_1", None), Err("key_in_url"));
+    }
+
+    #[test]
+    fn a_token_in_a_field_of_its_own_counts_before_all_else() {
+        let found = |fields: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, value.parse().unwrap());
+            }
+            let keys = keys();
+            find_by_field(&keys, &headers, &"/".parse().unwrap(), Some(1000)).map(|key| key.id.clone()).map_err(|problem| problem.reason)
+        };
+        let (good, wrong) = (("x-api-key", "sd_a_1"), ("x-api-key", "sd_a_2"));
+        assert_eq!(found(&[good]), Ok("a".to_owned()));
+        assert_eq!(found(&[good, ("authorization", "Bearer sd_a_2")]), Ok("a".to_owned()));
+        assert_eq!(found(&[wrong, ("authorization", "Bearer sd_a_1")]), Err("key_unknown"));
+        assert_eq!(found(&[("x-api-key", "")]), Err("key_unknown"));
+        assert_eq!(found(&[("x-api-key", "sd_old_1")]), Err("key_revoked"));
+        assert_eq!(found(&[good, good]), Err("key_missing"));
+        // Without it, what others may send.
+        assert_eq!(found(&[("authorization", "Bearer sd_a_1")]), Ok("a".to_owned()));
+        assert_eq!(found(&[]), Ok("uid".to_owned()));
     }
 
     #[test]

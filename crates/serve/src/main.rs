@@ -8,14 +8,18 @@
 mod admission;
 mod batch;
 mod confine;
+mod facade_routes;
 mod front;
 mod http;
 mod keys;
 mod link;
 mod listen;
 mod log;
+mod metrics;
 mod problem;
 mod sessions;
+#[cfg(test)]
+mod specification;
 
 use std::{
     io::Write,
@@ -91,6 +95,7 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 listeners.push(listen::listen(kind, socket, Arc::clone(front))?);
             }
             (FromSupervisor::Worker, Some(socket), Some(front)) => {
+                front.metrics.worker_came();
                 let (mut worker, front) = (WorkerLink::new(socket)?, Arc::clone(front));
                 tokio::spawn(async move {
                     if let Ok(FromWorker::Idle(prepared)) = worker.next().await {

@@ -9,6 +9,10 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+/// The reason of a problem that is not counted yet, beside its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Uncounted(pub &'static str);
+
 /// Why a request was not run.
 #[derive(Clone, Debug)]
 pub struct Problem {
@@ -22,12 +26,14 @@ pub struct Problem {
     pub retry_after: Option<u64>,
     /// Whether code may have run.
     pub started: bool,
+    /// The metrics have it.
+    pub counted: bool,
 }
 
 impl Problem {
     /// One before anything was begun.
     pub fn new(status: StatusCode, reason: &'static str, detail: impl Into<String>) -> Self {
-        Problem { status, reason, detail: detail.into(), retry_after: None, started: false }
+        Problem { status, reason, detail: detail.into(), retry_after: None, started: false, counted: false }
     }
 
     /// The same, to be tried again after so many seconds.
@@ -54,6 +60,9 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.to_json().to_string()));
         *response.status_mut() = self.status;
+        if !self.counted {
+            response.extensions_mut().insert(Uncounted(self.reason));
+        }
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(seconds) = self.retry_after {

@@ -2,7 +2,7 @@
 //! what it takes from a client.
 //!
 //! An address that other hosts reach is refused unless a proxy stands before it, and no setting is
-//! accepted that would change nothing. What the host has and can listen on is not looked at, so a
+//! accepted that would change nothing, but those of a facade that is switched off. What the host has and can listen on is not looked at, so a
 //! value may be more than there is.
 
 use std::{
@@ -37,6 +37,10 @@ pub struct ServeConfig {
     pub capacity: Capacity,
     /// `[limits]`
     pub limits: ServiceLimits,
+    /// `[facade.sandbox_fusion]`
+    pub sandbox_fusion: SandboxFusion,
+    /// `[facade.execute]`
+    pub execute: Execute,
 }
 
 /// `[listen]`: where clients connect.
@@ -85,7 +89,29 @@ pub struct ServiceLimits {
     pub drain: u64,
 }
 
+/// `[facade.sandbox_fusion]`: the interface of SandboxFusion, `POST /run_code`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxFusion {
+    /// `enabled`: default: false.
+    pub enabled: bool,
+    /// `policy`: the policy of its runs; default: the first of the key.
+    pub policy: Option<String>,
+    /// `heartbeat`: how often a client that waits is sent a blank, in milliseconds; default:
+    /// `"5s"`.
+    pub heartbeat: u64,
+}
+
+/// `[facade.execute]`: the usual interface of services written by hand, `POST /execute`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Execute {
+    /// `enabled`: default: false.
+    pub enabled: bool,
+    /// `policy`: the policy of its runs; default: the first of the key.
+    pub policy: Option<String>,
+}
+
 const PORT: u16 = 8722;
+const HEARTBEAT: u64 = 5000;
 const BODY: u64 = 64 << 20;
 const BUFFERS: u64 = 512 << 20;
 const STREAM_SIZE: u64 = 8 << 20;
@@ -113,6 +139,8 @@ impl ServeConfig {
             listen: Listen { unix: None, tcp: Some(tcp), tcp_is_written: false, behind_proxy: false },
             capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000, sessions: 64 },
             limits: ServiceLimits { body: BODY, buffers: BUFFERS, stream_size: STREAM_SIZE, drain: 30_000 },
+            sandbox_fusion: SandboxFusion { enabled: false, policy: None, heartbeat: HEARTBEAT },
+            execute: Execute::default(),
         }
     }
 
@@ -129,7 +157,7 @@ impl ServeConfig {
     }
 
     fn read(&mut self, top: &DeTable<'_>, reader: &mut DocumentReader<'_>) {
-        let known = ["schema", "keys", "hosts", "listen", "capacity", "limits"];
+        let known = ["schema", "keys", "hosts", "listen", "capacity", "limits", "facade"];
         reader.known_names(top, known.into_iter(), "the configuration of a service");
         if let Some(keys) = reader.text(top, "keys", check::absolute) {
             self.keys = PathBuf::from(keys.value);
@@ -142,6 +170,15 @@ impl ServeConfig {
         }
         if let Some(table) = reader.table(top, "limits") {
             self.limits.read(table, reader);
+        }
+        if let Some(table) = reader.table(top, "facade") {
+            reader.known_names(table, ["sandbox_fusion", "execute"].into_iter(), "[facade]");
+            if let Some(table) = reader.table(table, "sandbox_fusion") {
+                self.sandbox_fusion.read(table, reader);
+            }
+            if let Some(table) = reader.table(table, "execute") {
+                self.execute.read(table, reader);
+            }
         }
         self.hosts = self.read_hosts(top, reader);
     }
@@ -226,6 +263,24 @@ impl ServiceLimits {
         }
         let drain = |text: &str| duration("drain", 100, 3_600_000, "a duration such as \"30s\"; \"100ms\" to \"1h\"", text);
         self.drain = reader.text(table, "drain", drain).map_or(self.drain, |at| at.value);
+    }
+}
+
+impl SandboxFusion {
+    fn read(&mut self, table: &DeTable<'_>, reader: &mut DocumentReader<'_>) {
+        reader.known_names(table, ["enabled", "policy", "heartbeat"].into_iter(), "[facade.sandbox_fusion]");
+        self.enabled = reader.flag(table, "enabled").is_some_and(|at| at.value);
+        self.policy = reader.text(table, "policy", check::policy_reference).map(|at| at.value);
+        let heartbeat = |text: &str| duration("heartbeat", 100, 60_000, "a duration such as \"5s\"; \"100ms\" to \"1min\"", text);
+        self.heartbeat = reader.text(table, "heartbeat", heartbeat).map_or(self.heartbeat, |at| at.value);
+    }
+}
+
+impl Execute {
+    fn read(&mut self, table: &DeTable<'_>, reader: &mut DocumentReader<'_>) {
+        reader.known_names(table, ["enabled", "policy"].into_iter(), "[facade.execute]");
+        self.enabled = reader.flag(table, "enabled").is_some_and(|at| at.value);
+        self.policy = reader.text(table, "policy", check::policy_reference).map(|at| at.value);
     }
 }
 
@@ -347,9 +402,12 @@ mod tests {
             listen: Listen { unix: None, tcp: Some("127.0.0.1:8722".parse().unwrap()), tcp_is_written: false, behind_proxy: false },
             capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000, sessions: 64 },
             limits: ServiceLimits { body: 64 << 20, buffers: 512 << 20, stream_size: 8 << 20, drain: 30_000 },
+            sandbox_fusion: SandboxFusion { enabled: false, policy: None, heartbeat: 5000 },
+            execute: Execute { enabled: false, policy: None },
         };
         assert_eq!(config, expected);
-        assert_eq!(parse("schema = 1\n[listen]\n[capacity]\n[limits]"), Ok(expected.clone()));
+        let tables = "[listen]\n[capacity]\n[limits]\n[facade.sandbox_fusion]\n[facade.execute]";
+        assert_eq!(parse(&format!("schema = 1\n{tables}")), Ok(expected.clone()));
         assert_eq!(ServeConfig::of_no_file(Path::new("/etc/stockade/serve.toml")), expected);
     }
 
@@ -375,6 +433,13 @@ body = "1MiB"
 buffers = "1GiB"
 stream_size = "2KiB"
 drain = "2s"
+[facade.sandbox_fusion]
+enabled = true
+policy = "strict"
+heartbeat = "1s"
+[facade.execute]
+enabled = true
+policy = "/etc/own.toml"
 "#;
         let expected = ServeConfig {
             path: PathBuf::from("/etc/stockade/serve.toml"),
@@ -388,6 +453,8 @@ drain = "2s"
             },
             capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 1, queue: 300_000, sessions: 7 },
             limits: ServiceLimits { body: 1 << 20, buffers: 1 << 30, stream_size: 2 << 10, drain: 2000 },
+            sandbox_fusion: SandboxFusion { enabled: true, policy: Some("strict".to_owned()), heartbeat: 1000 },
+            execute: Execute { enabled: true, policy: Some("/etc/own.toml".to_owned()) },
         };
         assert_eq!(parse(text), Ok(expected));
     }
@@ -407,6 +474,7 @@ drain = "2s"
         let listen = |lines: &str| format!("schema = 1\n[listen]\n{lines}\n");
         let capacity = |lines: &str| format!("schema = 1\n[capacity]\n{lines}\n");
         let limits = |lines: &str| format!("schema = 1\n[limits]\n{lines}\n");
+        let facade = |name: &str, lines: &str| format!("schema = 1\n[facade{name}]\n{lines}\n");
         let long = format!("unix = \"/{}\"", "a".repeat(107));
         for (text, said) in [
             (String::new(), "`schema` is missing"),
@@ -414,7 +482,15 @@ drain = "2s"
             ("schema = 1\nkeys = \"keys.toml\"".to_owned(), "must be absolute"),
             ("schema = 1\nkey = \"/keys.toml\"".to_owned(), "did you mean `keys`?"),
             ("schema = 1\nlisten = 1".to_owned(), "`listen` must be a table"),
-            ("schema = 1\n[facade.sandbox_fusion]".to_owned(), "unknown key `facade`"),
+            ("schema = 1\nfacade = true".to_owned(), "`facade` must be a table"),
+            (facade("", "execute = true"), "`execute` must be a table"),
+            (facade(".sandboxfusion", ""), "did you mean `sandbox_fusion`?"),
+            (facade(".sandbox_fusion", "enabled = 1"), "true or false"),
+            (facade(".sandbox_fusion", "policy = \"./own.toml\""), "must be absolute"),
+            (facade(".sandbox_fusion", "heartbeat = \"99ms\""), "\"100ms\" to \"1min\""),
+            (facade(".sandbox_fusion", "heartbeat = 5"), "`heartbeat` must be a string"),
+            (facade(".execute", "heartbeat = \"5s\""), "not a key of [facade.execute]"),
+            (facade(".execute", "policy = \"\""), "cannot name a policy"),
             ("schema = 1\nhosts = []".to_owned(), "no request over TCP is answered"),
             ("schema = 1\nhosts = \"a\"".to_owned(), "a list of strings"),
             ("schema = 1\nhosts = [\"http://a\"]".to_owned(), "only host and port"),

@@ -76,19 +76,22 @@ pub enum Scope {
     Run,
     /// Keeping sessions, and running code and reading and writing files in them.
     Keep,
+    /// Running code by the interfaces of other services, such as SandboxFusion's.
+    Facade,
     /// Seeing the runs and the figures of all keys.
     Watch,
 }
 
 impl Scope {
     /// All of them, in the order of the documents.
-    pub const ALL: [Scope; 3] = [Scope::Run, Scope::Keep, Scope::Watch];
+    pub const ALL: [Scope; 4] = [Scope::Run, Scope::Keep, Scope::Facade, Scope::Watch];
 
     /// As the file writes it.
     pub fn name(self) -> &'static str {
         match self {
             Scope::Run => "run",
             Scope::Keep => "keep",
+            Scope::Facade => "facade",
             Scope::Watch => "watch",
         }
     }
@@ -380,7 +383,7 @@ mod tests {
 id = "rl-grader.1"
 hash = "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 policies = ["default", "/etc/own.toml"]
-scopes = ["watch", "run", "watch"]
+scopes = ["watch", "facade", "run", "watch"]
 running = 8
 waiting = 2
 runs_per_minute = 600
@@ -410,7 +413,7 @@ policies = ["strict"]
             id: "rl-grader.1".to_owned(),
             credential: first.credential,
             policies: vec!["default".to_owned(), "/etc/own.toml".to_owned()],
-            scopes: vec![Scope::Run, Scope::Watch],
+            scopes: vec![Scope::Run, Scope::Facade, Scope::Watch],
             running: 8,
             waiting: 2,
             runs_per_minute: Some(600),
@@ -465,7 +468,7 @@ policies = ["strict"]
             (key(&format!("hash = \"{}F\"", &HASH[..70])), "64 of 0-9 and a-f"),
             (key(&format!("hash = \"{}\"", &HASH[7..])), "`sha256:`"),
             (other("scopes = []"), "good for nothing"),
-            (other("scopes = [\"kep\"]"), "known: run, keep, watch"),
+            (other("scopes = [\"kep\"]"), "known: run, keep, facade, watch"),
             (other("scopes = \"run\""), "a list of strings"),
             (other("running = 0"), "1 to 100000"),
             (other("waiting = -1"), "0 to 1000000"),
