@@ -4,6 +4,7 @@ mod bytes;
 mod images;
 mod logs;
 mod replies;
+mod service;
 mod speech;
 mod texts;
 mod words;
@@ -42,6 +43,8 @@ pub const TARGETS: &[Target] = &[
     words::HINTS,
     logs::AUDIT,
     replies::REPLY,
+    service::FACADE,
+    service::FRAMES,
 ];
 
 /// A target with a planted fault, for the fuzzer's own trial: a blind one never finds it.
