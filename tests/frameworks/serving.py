@@ -19,11 +19,14 @@ PROGRAM = os.environ["STOCKADE"]
 class Service:
     """Where it is, and the token of its key."""
 
-    def __init__(self, place: Path, port: int, token: str) -> None:
-        self.place, self.port, self.token = place, port, token
+    def __init__(self, place: Path, port: int, token: str, pid: int) -> None:
+        self.place, self.port, self.token, self.pid = place, port, token, pid
         self.url = f"http://127.0.0.1:{port}"
         # For clients that send no key of their own.
         self.url_with_key = f"http://x:{token}@127.0.0.1:{port}"
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
 @contextmanager
@@ -50,7 +53,7 @@ def serving(
     (place / "serve.toml").write_text(f'schema = 1\nkeys = "{keys}"\n{listen}{config}\n')
     with sockets, (place / "log").open("w") as log:
         child = subprocess.Popen([PROGRAM, "serve", "--config", place / "serve.toml"], stderr=log)
-        service = Service(place, port, made.stdout.strip())
+        service = Service(place, port, made.stdout.strip(), child.pid)
         try:
             wait_for(service, child)
             yield service

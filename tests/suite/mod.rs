@@ -52,6 +52,7 @@ mod serve_same_result;
 mod serve_sessions;
 mod serve_streams;
 mod serve_warm;
+mod serve_watch;
 mod session_life;
 mod sessions;
 mod shims;

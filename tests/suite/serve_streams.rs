@@ -21,9 +21,9 @@ use crate::support::{
 };
 
 /// An answer that comes in chunks.
-struct Stream {
+pub(super) struct Stream {
     from: BufReader<UnixStream>,
-    head: String,
+    pub(super) head: String,
     /// Of the chunk that is read.
     left: usize,
 }
@@ -58,7 +58,7 @@ impl Stream {
         Stream::of(socket)
     }
 
-    fn of(socket: UnixStream) -> Self {
+    pub(super) fn of(socket: UnixStream) -> Self {
         let mut from = BufReader::new(socket);
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -78,7 +78,7 @@ impl Stream {
     }
 }
 
-fn next(stream: &mut impl BufRead) -> Option<Value> {
+pub(super) fn next(stream: &mut impl BufRead) -> Option<Value> {
     let mut line = String::new();
     stream.read_line(&mut line).unwrap();
     (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))

@@ -18,6 +18,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("users", "several users: own rights, sudo or a socket", include_str!("../help/users.md")),
     ("serve", "the HTTP service: keys, endpoints, queue, problems", include_str!("../help/serve.md")),
     ("deploy", "the service under systemd, behind a proxy, in a container", include_str!("../help/deploy.md")),
+    ("console", "the page of the HTTP service: what runs, ended and was refused", include_str!("../help/console.md")),
     ("operate", "audit log, monitoring, update, rollback, removal", include_str!("../help/operate.md")),
     ("audit-log", "what is recorded of every run", include_str!("../help/audit-log.md")),
     ("troubleshooting", "symptoms, causes and remedies", include_str!("../help/troubleshooting.md")),

@@ -175,6 +175,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         stream_size: config.limits.stream_size,
         policies: std::collections::BTreeMap::new(),
         lacks: Vec::new(),
+        explained: std::collections::BTreeMap::new(),
         workers: 0,
         facades: facades(&config),
     };
@@ -187,6 +188,8 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
             let limit = |limit: LimitKey, whole: u64| loaded.policy.limits.get(limit).unwrap_or(whole);
             let size = RunSize { cpus: limit(LimitKey::Cpus, whole.cpus), memory: limit(LimitKey::Memory, whole.memory) };
             if settings.policies.insert(policy.clone(), size).is_none() {
+                let explanation = serde_json::to_value(stockade_policy_tools::explain(&loaded.policy, None));
+                settings.explained.insert(policy.clone(), explanation.context("explain a policy")?);
                 templates.extend(templates_of(policy, &loaded.policy));
             }
         }

@@ -332,6 +332,8 @@ pub struct Settings {
     pub policies: BTreeMap<String, RunSize>,
     /// What this host lacks for them.
     pub lacks: Vec<Lack>,
+    /// What each policy allows, as `policy explain --json` has it.
+    pub explained: BTreeMap<String, serde_json::Value>,
     /// How many workers there are.
     pub workers: u32,
     /// The interfaces of other services that are spoken here.

@@ -213,6 +213,15 @@ impl Admission {
         self.used
     }
 
+    /// How many requests of a key came within the last minute, and the CPU time of its runs that ended
+    /// within the last hour, in milliseconds; each where a quota counts it.
+    pub fn recent_of(&self, key: &str, now: Instant) -> (Option<u64>, Option<u64>) {
+        let (Some(quota), Some(state)) = (self.quotas.get(key), self.keys.get(key)) else { return (None, None) };
+        let minute = || state.recent.iter().filter(|at| now.duration_since(**at) < MINUTE).count() as u64;
+        let hour = || state.spent.iter().filter(|(at, _)| now.duration_since(*at) < HOUR).map(|(_, ms)| ms).sum();
+        (quota.runs_per_minute.map(|_| minute()), quota.cpu_per_hour.map(|_| hour()))
+    }
+
     /// How many requests of a key run, and how many wait.
     pub fn of_key(&self, key: &str) -> (u32, usize) {
         self.keys.get(key).map_or((0, 0), |state| (state.running, state.waiting.len()))

@@ -8,14 +8,14 @@ use std::{
     collections::{BTreeMap, VecDeque},
     ops::{Deref, DerefMut},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use axum::{body::Bytes, http::StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use stockade_protocol::service::{Begin, FromFront, FromWorker, Key, Malformed, Prepared, RunSize, Settings, ToWorker};
 use tokio::{
     runtime::Handle,
@@ -24,11 +24,13 @@ use tokio::{
 
 use crate::{
     admission::{Admission, NotAdmitted, Ticket},
+    http::show,
     link::{LinkError, WorkerLink},
     log::{Ending, Format, Reader, RunLog},
     metrics::{Ended, Metrics, Now},
     problem::Problem,
     sessions::{KeeperGuard, Session, Sessions, session_ended},
+    watch::{Outcome, Watch},
 };
 
 /// A run's number at the front.
@@ -43,6 +45,8 @@ const MAX_KEPT: usize = 64 << 20;
 pub struct Front {
     /// What is counted.
     pub metrics: Metrics,
+    /// What is told those who watch.
+    pub watch: Watch,
     state: Mutex<State>,
     buffers: Arc<Buffers>,
     /// The sessions of all keys.
@@ -104,6 +108,8 @@ pub struct Run {
     pub key: String,
     /// Its policy.
     pub policy: String,
+    /// What it takes.
+    pub size: RunSize,
     /// What it says of itself.
     pub about: About,
     /// When it came.
@@ -123,6 +129,19 @@ pub struct About {
     pub id: Option<String>,
     /// `labels`.
     pub labels: BTreeMap<String, String>,
+}
+
+/// Characters of a text that a request says of itself, and labels.
+const MAX_ABOUT: usize = 256;
+const MAX_LABELS: usize = 32;
+
+impl About {
+    /// Cut to what is kept for those who look: a request may be long.
+    pub fn of(language: Option<&str>, id: Option<&str>, labels: BTreeMap<String, String>) -> Self {
+        let cut = |text: &str| text.chars().take(MAX_ABOUT).collect::<String>();
+        let labels = labels.into_iter().take(MAX_LABELS).map(|(name, value)| (cut(&name), cut(&value)));
+        About { language: language.map(cut), id: id.map(cut), labels: labels.collect() }
+    }
 }
 
 /// A run that has ended.
@@ -186,7 +205,7 @@ impl Front {
             draining: false,
         };
         let (metrics, sessions) = (Metrics::default(), Sessions::new(wishes));
-        Front { metrics, state: Mutex::new(state), buffers, sessions, ended: Notify::new() }
+        Front { metrics, watch: Watch::new(), state: Mutex::new(state), buffers, sessions, ended: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -272,6 +291,64 @@ impl Front {
             workers: state.settings.workers.into(),
             sessions: self.sessions.count("").1 as u64,
         }
+    }
+
+    /// What is in use, and what of its quotas each key has used.
+    pub fn load(&self) -> Value {
+        let (state, now) = (self.state(), Instant::now());
+        let of_key = |key: &Key| {
+            let (running, waiting) = state.admission.of_key(&key.id);
+            let (minute, hour) = state.admission.recent_of(&key.id, now);
+            (
+                key.id.clone(),
+                json!({ "running": running, "waiting": waiting, "sessions": self.sessions.count(&key.id).0, "runs_in_minute": minute, "cpu_in_hour_ms": hour }),
+            )
+        };
+        let used = state.admission.used();
+        json!({
+            "cpus": used.cpus as f64 / 1000.0,
+            "memory_bytes": used.memory,
+            "idle_workers": state.idle.len(),
+            "draining": state.draining,
+            "keys": state.settings.keys.iter().map(of_key).collect::<serde_json::Map<_, _>>(),
+        })
+    }
+
+    /// The runs, and what holds for them, at the moment of which `moment` speaks.
+    pub fn overview(&self, moment: impl FnOnce() -> u64) -> (u64, Value) {
+        let state = self.state();
+        let moment = moment();
+        let Settings { keys, capacity, policies, workers, .. } = &*state.settings;
+        let keys = keys.iter().map(|key| {
+            json!({
+                "key": key.id,
+                "policies": key.policies,
+                "scopes": key.scopes,
+                "weight": key.weight,
+                "running": key.running,
+                "waiting": key.waiting,
+                "sessions": key.sessions,
+                "runs_per_minute": key.runs_per_minute,
+                "cpu_per_hour_ms": key.cpu_per_hour,
+                "expires": key.expires,
+            })
+        });
+        let policies =
+            policies.iter().map(|(name, size)| json!({ "name": name, "cpus": size.cpus as f64 / 1000.0, "memory_bytes": size.memory }));
+        let shown = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "capacity": {
+                "cpus": capacity.size.cpus as f64 / 1000.0,
+                "memory_bytes": capacity.size.memory,
+                "waiting": capacity.waiting,
+                "queue_ms": capacity.queue_ms,
+                "workers": workers,
+            },
+            "keys": keys.collect::<Vec<_>>(),
+            "policies": policies.collect::<Vec<_>>(),
+            "runs": state.runs.iter().map(|(number, run)| show(number, run)).collect::<Vec<_>>(),
+        });
+        (moment, shown)
     }
 
     /// The runs that `shows` picks, as `show` words them.
@@ -361,27 +438,40 @@ impl Front {
             Ok(ticket) => ticket,
             Err(problem) => return Err((problem, Box::new(order))),
         };
-        let Order { number, key, policy, size: _, about, request, buffer, wait, output, keep, session, name } = order;
+        let Order { number, key, policy, size, about, request, buffer, wait, output, keep, session, name } = order;
         let language = about.language.as_deref().unwrap_or_default().to_ascii_lowercase();
         let asks = Asks { key: key.id.clone(), policy: policy.clone(), language };
         state.waiters.insert(ticket, Waiter { asks: asks.clone(), hand_over, has_keeper: session.is_some() });
-        let run =
-            Run { key: key.id.clone(), policy: policy.clone(), about, came, began: None, log: Arc::clone(&log), cancel: Some(cancel) };
+        let run = Run {
+            key: key.id.clone(),
+            policy: policy.clone(),
+            size,
+            about,
+            came,
+            began: None,
+            log: Arc::clone(&log),
+            cancel: Some(cancel),
+        };
         if let Some((name, request)) = name {
             state.named.retain(|_, named| named.log.strong_count() > 0);
             state.named.insert((run.key.clone(), name), Named { request, log: Arc::downgrade(&run.log) });
         }
+        self.watch.changed(&number, &run);
         state.runs.insert(number.clone(), run);
         state.begin_all();
         drop(state);
         log.accept(&number, position);
         let length = request.len() as u64;
         let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
-        let place = Place { front: Arc::clone(self), ticket, number: number.clone(), keep };
+        let place = Place { front: Arc::clone(self), ticket, number: number.clone(), keep, outcome: OnceLock::new() };
         let turn = Queued { begin, request, buffer, asks, session, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
             let ending = serve(&place, turn, &own_log).await.map_err(|problem| place.front.metrics.problem(problem));
+            if let Err(problem) = &ending {
+                // After a result that found no room its verdict stands.
+                let _stands = place.outcome.set(Outcome::Problem { reason: problem.reason, started: problem.started });
+            }
             own_log.end(ending);
             drop(place);
         });
@@ -498,6 +588,8 @@ struct Place {
     ticket: Ticket,
     number: RunNumber,
     keep: Duration,
+    /// What came of the run.
+    outcome: OnceLock<Outcome>,
 }
 
 impl Drop for Place {
@@ -505,6 +597,9 @@ impl Drop for Place {
         let mut state = self.front.state();
         state.waiters.remove(&self.ticket);
         let run = state.runs.remove(&self.number);
+        if let (Some(run), Some(outcome)) = (&run, self.outcome.get()) {
+            self.front.watch.ended(&self.number, run, outcome);
+        }
         state.admission.end(self.ticket);
         state.begin_all();
         drop(state);
@@ -691,6 +786,7 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         let queued = began.duration_since(came);
         if let Some(run) = place.front.state().runs.get_mut(&place.number) {
             run.began = Some(began);
+            place.front.watch.changed(&place.number, run);
         }
         if tries == 0 {
             metrics.begun(queued);
@@ -728,6 +824,8 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             _ => {}
         }
     });
+    // It is the first outcome.
+    let _first = place.outcome.set(Outcome::Result(ended));
     place.front.buffered(with_place(result, &number, &key, queued))
 }
 

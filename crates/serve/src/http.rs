@@ -27,7 +27,7 @@ use stockade_protocol::{
 
 use crate::{
     batch::batch,
-    facade_routes,
+    console, facade_routes,
     front::{About, Buffer, EventStream, Front, Order, RequestHash},
     keys,
     log::Format,
@@ -92,8 +92,12 @@ pub fn endpoints() -> Vec<Endpoint> {
         endpoint(GET, "/v1/sessions/{session}/files/{*path}", sessions::read_file),
         endpoint(MethodFilter::PUT, "/v1/sessions/{session}/files/{*path}", sessions::write_file),
         endpoint(DELETE, "/v1/sessions/{session}/files/{*path}", sessions::remove_file),
-        endpoint(GET, "/v1/policies", policies),
+        endpoint(GET, "/v1/policies", console::policies),
         endpoint(GET, "/v1/limits", limits),
+        endpoint(GET, "/v1/watch", console::watch),
+        endpoint(GET, "/v1/history", console::history),
+        endpoint(GET, "/v1/denials", console::denials),
+        endpoint(GET, "/", console::console),
         endpoint(GET, "/live", live),
         endpoint(GET, "/ready", ready),
         endpoint(GET, "/health", ready),
@@ -248,16 +252,21 @@ pub fn result_response(result: Bytes) -> Response {
 }
 
 fn event_response(events: EventStream, format: Format) -> Response {
-    let kind = match format {
-        Format::Lines => "application/x-ndjson",
-        Format::EventStream => "text/event-stream",
-    };
     let parts = futures_util::stream::unfold(events, |mut events| async move {
         let part = events.next().await?;
         Some((Ok::<_, std::convert::Infallible>(part), events))
     });
+    stream_response(Body::from_stream(parts), format)
+}
+
+/// A body that has events.
+pub fn stream_response(body: Body, format: Format) -> Response {
+    let kind = match format {
+        Format::Lines => "application/x-ndjson",
+        Format::EventStream => "text/event-stream",
+    };
     // A proxy before this that keeps parts back would make a stream useless.
-    ([(header::CONTENT_TYPE, kind), (header::HeaderName::from_static("x-accel-buffering"), "no")], Body::from_stream(parts)).into_response()
+    ([(header::CONTENT_TYPE, kind), (header::HeaderName::from_static("x-accel-buffering"), "no")], body).into_response()
 }
 
 /// How a client wants its answer.
@@ -300,7 +309,7 @@ impl Answer {
 }
 
 /// The kind of stream that `Accept` names, if it names one.
-fn format_of(headers: &HeaderMap) -> Option<Format> {
+pub fn format_of(headers: &HeaderMap) -> Option<Format> {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.flat_map(|value| value.split(',')).find_map(|kind| match kind.split(';').next().unwrap_or_default().trim() {
         "application/x-ndjson" => Some(Format::Lines),
@@ -452,7 +461,7 @@ pub fn read_request(body: &[u8], usual: RunSize) -> Result<(RunSize, About), Pro
         asked.map_or(usual, |value| value.unwrap_or(usual))
     };
     let size = RunSize { cpus: value(LimitKey::Cpus, usual.cpus), memory: value(LimitKey::Memory, usual.memory) };
-    Ok((size, About { language, id, labels }))
+    Ok((size, About::of(language.as_deref(), id.as_deref(), labels)))
 }
 
 pub fn new_number() -> Result<String, Problem> {
@@ -463,7 +472,8 @@ pub fn new_number() -> Result<String, Problem> {
     Ok(stockade_protocol::text::hex(&bytes))
 }
 
-fn show(number: &String, run: &crate::front::Run) -> serde_json::Value {
+/// A run, as those see it who may.
+pub fn show(number: &String, run: &crate::front::Run) -> serde_json::Value {
     let ms = |since: std::time::Instant| since.elapsed().as_millis() as u64;
     let state = if run.began.is_some() { "running" } else { "waiting" };
     let queued = run.began.map_or_else(|| ms(run.came), |began| began.duration_since(run.came).as_millis() as u64);
@@ -477,6 +487,8 @@ fn show(number: &String, run: &crate::front::Run) -> serde_json::Value {
         "labels": run.about.labels,
         "queued_ms": queued,
         "running_ms": run.began.map(ms),
+        "cpus": run.size.cpus as f64 / 1000.0,
+        "memory_bytes": run.size.memory,
     })
 }
 
@@ -486,7 +498,7 @@ fn visible(key: &Key) -> impl Fn(&crate::front::Run) -> bool {
     move |run| all || run.key == id
 }
 
-fn any_key(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri) -> Result<Key, Problem> {
+pub fn any_key(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri) -> Result<Key, Problem> {
     keys::find(&front.settings().keys, headers, uri, peer.uid).cloned()
 }
 
@@ -557,20 +569,6 @@ async fn cancel_run(
 
 fn no_such_run() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_such_run", "no run of this key that waits or runs has this number")
-}
-
-async fn policies(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
-    let key = any_key(&front, peer, &headers, &uri)?;
-    let settings = front.settings();
-    let list: Vec<_> = key
-        .policies
-        .iter()
-        .map(|name| {
-            let size = settings.policies.get(name).copied().unwrap_or_default();
-            json!({ "name": name, "cpus": size.cpus as f64 / 1000.0, "memory_bytes": size.memory })
-        })
-        .collect();
-    Ok(json_response(&json!({ "policies": list })))
 }
 
 async fn limits(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {

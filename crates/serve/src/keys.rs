@@ -88,6 +88,10 @@ fn by_token<'k>(keys: &'k [Key], token: &[u8]) -> Result<&'k Key, Problem> {
 }
 
 fn unexpired(found: &Key) -> Result<&Key, Problem> {
+    not_expired(found)
+}
+
+fn not_expired(found: &Key) -> Result<&Key, Problem> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
     match found.expires {
         Some(end) if end <= now => {
@@ -108,6 +112,18 @@ fn token(value: &[u8]) -> Option<Vec<u8>> {
     let decoded = scheme.eq_ignore_ascii_case(b"basic").then(|| BASE64_STANDARD.decode(rest).ok())??;
     let colon = decoded.iter().position(|byte| *byte == b':')?;
     decoded.get(colon + 1..).map(<[u8]>::to_vec)
+}
+
+/// Whether a key that was found before would be found now, and has a scope.
+///
+/// # Errors
+/// It would not, or has not.
+pub fn still_good(keys: &[Key], key: &Key, scope: Scope) -> Result<(), Problem> {
+    let found = keys.iter().find(|known| known.id == key.id && known.credential == key.credential).ok_or_else(|| {
+        let detail = format!("key {} was taken away; {REMEDY}", key.id);
+        Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", detail)
+    })?;
+    check_scope(not_expired(found)?, scope)
 }
 
 /// Whether a key has a scope.

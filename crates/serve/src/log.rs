@@ -275,7 +275,8 @@ pub enum Format {
 }
 
 impl Format {
-    fn write(self, out: &mut Vec<u8>, kind: &str, seq: u64, object: &[u8]) {
+    /// Adds an event.
+    pub fn write(self, out: &mut Vec<u8>, kind: &str, seq: u64, object: &[u8]) {
         if self == Format::EventStream {
             out.extend(format!("id: {seq}\nevent: {kind}\ndata: ").into_bytes());
         }
@@ -284,7 +285,8 @@ impl Format {
     }
 }
 
-fn object(kind: &str, seq: u64, at_ms: u64, more: Value) -> Vec<u8> {
+/// An event, with what all have.
+pub fn object(kind: &str, seq: u64, at_ms: u64, more: Value) -> Vec<u8> {
     let mut all = Map::new();
     all.insert("type".to_owned(), json!(kind));
     all.insert("seq".to_owned(), json!(seq));

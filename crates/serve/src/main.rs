@@ -8,8 +8,11 @@
 mod admission;
 mod batch;
 mod confine;
+mod console;
+mod denials;
 mod facade_routes;
 mod front;
+mod history;
 mod http;
 mod keys;
 mod link;
@@ -20,6 +23,7 @@ mod problem;
 mod sessions;
 #[cfg(test)]
 mod specification;
+mod watch;
 
 use std::{
     io::Write,

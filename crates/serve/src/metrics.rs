@@ -24,7 +24,7 @@ use crate::problem::Problem;
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Verdicts that a result can have; another is counted as `other`.
-const VERDICTS: [&str; 14] = [
+pub const VERDICTS: [&str; 14] = [
     "exited",
     "signaled",
     "wall_timeout",
@@ -76,15 +76,22 @@ struct StateLabel {
     state: &'static str,
 }
 
-/// What a run's result says that is counted.
+/// What a run's result says that is counted, or shown to those who watch.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Ended {
-    verdict: String,
-    started: bool,
+    /// Its verdict.
+    pub verdict: String,
+    /// Its reason.
+    pub reason: Option<String>,
+    /// Its exit status.
+    pub code: i32,
+    /// Whether the program's first instruction ran.
+    pub started: bool,
     duration_ms: u64,
     usage: Usage,
-    denials: Vec<Denial>,
+    /// What it was refused.
+    pub denials: Vec<Denial>,
     audit: Option<Audit>,
 }
 
@@ -93,13 +100,25 @@ pub struct Ended {
 struct Usage {
     cpu_user_ms: Option<u64>,
     cpu_system_ms: Option<u64>,
+    memory_peak_bytes: Option<u64>,
 }
 
+/// A denial of a result.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Denial {
-    kind: String,
-    count: u64,
+pub struct Denial {
+    /// Its kind.
+    pub kind: String,
+    /// What was tried.
+    pub what: String,
+    /// How often.
+    pub count: u64,
+    /// The policy's line that would allow it.
+    pub allow: Option<String>,
+    /// What else can be done.
+    pub help: Option<String>,
+    /// It was guessed from what the program printed.
+    pub hint: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -117,6 +136,11 @@ impl Ended {
     /// The CPU time of the run, in milliseconds.
     pub fn cpu_ms(&self) -> u64 {
         self.usage.cpu_user_ms.unwrap_or(0) + self.usage.cpu_system_ms.unwrap_or(0)
+    }
+
+    /// The most memory that it had, in bytes, where that is known.
+    pub fn memory_peak_bytes(&self) -> Option<u64> {
+        self.usage.memory_peak_bytes
     }
 }
 
@@ -287,7 +311,7 @@ impl Metrics {
 }
 
 /// The name that is listed, or `other`.
-fn known(listed: &[&'static str], name: &str) -> &'static str {
+pub fn known(listed: &[&'static str], name: &str) -> &'static str {
     listed.iter().find(|listed| **listed == name).copied().unwrap_or("other")
 }
 
