@@ -135,14 +135,20 @@ fn a_watcher_that_reads_nothing_slows_no_run_and_hears_what_it_has_missed() {
     };
     let alone = batch();
     let mut stream = watch(&service, &watcher, "application/x-ndjson");
+    let first = next(&mut stream).unwrap()["seq"].as_u64().unwrap();
+    assert_eq!(first, 3 * RUNS as u64, "each run of the first batch has waited, run and ended");
+    // Labels are told up to 32, of 256 characters each.
+    let fields_of_run = [fields[0], "Content-Type: application/json"];
+    assert_eq!(service.ask_with("POST", "/v1/run", &fields_of_run, line.as_bytes()).body["verdict"], "bad_request");
+    let event = next_of(&mut stream, &["waiting"]);
+    let told = event["labels"].as_object().unwrap();
+    assert!(told.len() == 32 && told.values().all(|text| text.as_str().unwrap().len() == 256), "{event}");
+    let (mut seen, mut missed, mut last) = (1, 0, event["seq"].as_u64().unwrap());
+    assert_eq!(last, first + 1);
+    // Nothing is read meanwhile.
     let with_watcher = batch();
     assert!(with_watcher < alone * 3 + scaled(Duration::from_secs(2)), "{with_watcher:?} against {alone:?}");
-    // Labels are told up to 32, of 256 characters each.
-    let first = next_of(&mut stream, &["waiting"]);
-    let told = first["labels"].as_object().unwrap();
-    assert!(told.len() == 32 && told.values().all(|text| text.as_str().unwrap().len() == 256), "{first}");
-    let (mut seen, mut missed, mut last) = (1, 0, first["seq"].as_u64().unwrap());
-    let ends = 3 * 2 * RUNS as u64;
+    let ends = 3 * (2 * RUNS as u64 + 1);
     while last < ends {
         let event = next_of(&mut stream, &["waiting", "running", "ended", "gap", "snapshot"]);
         let seq = event["seq"].as_u64().unwrap();
@@ -164,7 +170,7 @@ fn a_watcher_that_reads_nothing_slows_no_run_and_hears_what_it_has_missed() {
         }
     }
     assert!(missed > 0, "one that reads nothing misses nothing");
-    assert_eq!(seen + missed, 3 * RUNS as u64);
+    assert_eq!(first + seen + missed, ends);
     service.end();
 }
 

@@ -65,6 +65,8 @@ struct State {
     events: VecDeque<Event>,
     /// Bytes of them.
     size: usize,
+    /// Bytes of all that there were.
+    written: u64,
     last_seq: u64,
     watchers: usize,
     history: History,
@@ -148,7 +150,7 @@ impl Watch {
         }
         let seq = state.last_seq;
         let line = object(kind, seq, self.now_ms(), more());
-        state.size += line.len();
+        (state.size, state.written) = (state.size + line.len(), state.written + line.len() as u64);
         state.events.push_back(Event { seq, kind, line });
         while state.size > MAX_WAITING
             && let Some(oldest) = state.events.pop_front()
@@ -235,6 +237,8 @@ pub struct Watcher {
     known: Option<Arc<Settings>>,
     load: Arc<Value>,
     last_part: Option<Instant>,
+    /// Of the bytes that were written, those before its last part.
+    read: u64,
     is_over: bool,
 }
 
@@ -254,7 +258,7 @@ impl Watcher {
     /// One with this key, which has the scope.
     pub fn new(front: Arc<Front>, key: Key, format: Format) -> Self {
         front.watch.state().watchers += 1;
-        Watcher { front, key, format, after: 0, known: None, load: Arc::default(), last_part: None, is_over: false }
+        Watcher { front, key, format, after: 0, known: None, load: Arc::default(), last_part: None, read: 0, is_over: false }
     }
 
     /// What is new, once something is; none after the end.
@@ -262,11 +266,9 @@ impl Watcher {
         if self.is_over {
             return None;
         }
-        if let Some(rest) = self.last_part.and_then(|last| PAUSE.checked_sub(last.elapsed())) {
-            tokio::time::sleep(rest).await;
-        }
-        let begun = Instant::now();
         let front = Arc::clone(&self.front);
+        self.pause(&front.watch).await;
+        let begun = Instant::now();
         loop {
             let changed = front.watch.changed.notified();
             tokio::pin!(changed);
@@ -274,6 +276,7 @@ impl Watcher {
             if let Some(part) = self.take() {
                 let full = part.bytes.len() >= PART;
                 self.last_part = (!full).then(Instant::now);
+                self.read = front.watch.state().written;
                 return Some(part);
             }
             if begun.elapsed() >= SILENCE {
@@ -281,6 +284,17 @@ impl Watcher {
             }
             // Without an event it looks at keys and load.
             let _changed_or_late = tokio::time::timeout(LOAD, changed).await;
+        }
+    }
+
+    /// Lets events gather, unless so many come that some would be lost.
+    async fn pause(&self, watch: &Watch) {
+        while let Some(rest) = self.last_part.and_then(|last| PAUSE.checked_sub(last.elapsed())) {
+            let changed = watch.changed.notified();
+            if watch.state().written - self.read > MAX_WAITING as u64 / 2 {
+                return;
+            }
+            let _changed_or_late = tokio::time::timeout(rest, changed).await;
         }
     }
 
