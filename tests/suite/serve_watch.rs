@@ -214,21 +214,21 @@ fn an_event_stream_has_the_same_events() {
 
 test!(Both, what_each_policy_allows_is_told_to_its_keys_and_to_watchers);
 fn what_each_policy_allows_is_told_to_its_keys_and_to_watchers() {
-    let (table, strict) = key("strict", "scopes = [\"run\"]");
+    let (table, strict) = key("shell", "scopes = [\"run\"]");
     let (watches, watcher) = key("watcher", "scopes = [\"watch\"]");
-    let service = Service::with("", &format!("{}\n{watches}\n", table.replace("\"default\"", "\"strict\"")));
+    let service = Service::with("", &format!("{}\n{watches}\n", table.replace("\"default\"", "\"shell\"")));
     let names =
         |all: &Value| all["policies"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     let own = get(&service, &strict, "/v1/policies?explain=true");
-    assert_eq!(names(&own), ["strict"]);
+    assert_eq!(names(&own), ["shell"]);
     assert_eq!(
         (&own["policies"][0]["explanation"]["policy"], &own["policies"][0]["explanation"]["origin"]),
-        (&json!("strict"), &json!("shipped"))
+        (&json!("shell"), &json!("shipped"))
     );
     assert!(own.to_string().contains("network: none"), "{own}");
     assert_eq!(get(&service, &strict, "/v1/policies")["policies"][0]["explanation"], Value::Null);
     service.ask("GET", "/v1/policies?all=true", &strict, &Value::Null).is(403, "scope_missing");
-    assert_eq!(names(&get(&service, &watcher, "/v1/policies?all=true&explain=true")), ["default", "strict"]);
+    assert_eq!(names(&get(&service, &watcher, "/v1/policies?all=true&explain=true")), ["default", "shell"]);
     service.end();
 }
 
