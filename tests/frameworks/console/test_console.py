@@ -74,7 +74,7 @@ def test_a_run_is_shown_at_once_and_hostile_text_stays_text(service: Service, br
     eventually(lambda: any(row[4:] == ["ptrace", line] for row in browser.rows("denials")))
     eventually(lambda: ["exited", "1"] in browser.rows("counts"))
     assert browser.driver.find_elements(By.CSS_SELECTOR, "#chart rect.exited")
-    assert browser.rows("keys")[0][:3] == ["test", "run, facade, watch", "default"]
+    assert browser.rows("keys")[0][:3] == ["test", "run, keep, facade, watch", "default"]
     policies = browser.driver.find_element(By.ID, "policies")
     policies.find_element(By.TAG_NAME, "summary").click()
     assert "network: none (loopback only)" in policies.text
@@ -181,7 +181,7 @@ def test_a_wrong_key_is_told_and_another_may_be_typed(service: Service, browser:
     assert browser.text("refused") == ""
     # A key that is taken away ends what it watches.
     keys = service.place / "keys.toml"
-    keys.write_text(keys.read_text().replace('"run", "facade", "watch"', '"run"'))
+    keys.write_text(keys.read_text().replace(', "watch"]', "]"))
     service.signal(signal.SIGHUP)
     eventually(lambda: "403 scope_missing" in browser.text("refused"))
 
