@@ -603,6 +603,10 @@ impl Drop for Place {
         state.admission.end(self.ticket);
         state.begin_all();
         drop(state);
+        if let Some(run) = &run {
+            // Only a task that has failed has not ended it itself.
+            run.log.end(Err(lost("its task has failed")));
+        }
         if let Some(run) = run.filter(|_| !self.keep.is_zero()) {
             let kept = EndedRun { key: run.key, log: run.log, until: Instant::now() + self.keep };
             self.front.keep(self.number.clone(), kept);
