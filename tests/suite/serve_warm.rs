@@ -429,7 +429,8 @@ fn a_signal_to_an_idle_worker_ends_no_run() {
     for signal in ["TERM", "HUP", "INT"] {
         let worker = warm.workers()[0];
         kill(worker, signal);
-        assert!(eventually(scaled(Duration::from_secs(10)), || !warm.workers().is_empty() && warm.workers()[0] != worker), "{signal}");
+        let is_another = || warm.workers().first().is_some_and(|now| *now != worker);
+        assert!(eventually(scaled(Duration::from_secs(10)), is_another), "{signal}");
         assert_eq!(warm.run("print(6 * 7)")["output"], "42\n");
     }
     warm.service.end();
