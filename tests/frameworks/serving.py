@@ -26,6 +26,7 @@ class Service:
         self.url_with_key = f"http://x:{token}@127.0.0.1:{port}"
 
     def signal(self, number: int) -> None:
+        """Sends its process a signal."""
         os.kill(self.pid, number)
 
 
