@@ -85,7 +85,7 @@ fn compare_all(service: &Service, cases: Vec<Case>) -> usize {
     varied.into_inner().unwrap()
 }
 
-test!(Both, each_cause_of_an_end_is_told_alike_over_http, needs [Program("curl"), Program("node")], seconds 120);
+test!(RootlessOnly, each_cause_of_an_end_is_told_alike_over_http, needs [Program("curl"), Program("node")], seconds 120);
 fn each_cause_of_an_end_is_told_alike_over_http() {
     let place = PolicyDirectory::new();
     let (mut policies, mut cases) = (BTreeMap::new(), Vec::new());
@@ -106,7 +106,7 @@ fn each_cause_of_an_end_is_told_alike_over_http() {
     service.end();
 }
 
-test!(Both, honest_programs_end_alike_over_http, seconds 240);
+test!(Both, honest_programs_end_alike_over_http, needs [Long], seconds 240);
 fn honest_programs_end_alike_over_http() {
     let place = PolicyDirectory::new();
     // Else the order of a set is another at every start.

@@ -148,14 +148,14 @@ fn compared(warm: &Warm, start_of: impl Fn(&str) -> &'static str) {
     }
 }
 
-test!(Both, a_program_of_a_service_cannot_tell_that_its_interpreter_waited, seconds 240);
+test!(RootlessOnly, a_program_of_a_service_cannot_tell_that_its_interpreter_waited, seconds 240);
 fn a_program_of_a_service_cannot_tell_that_its_interpreter_waited() {
     let warm = Warm::new(NO_TEMPLATE, 1, &["a"]);
     compared(&warm, |_| "prestarted");
     warm.service.end();
 }
 
-test!(Both, a_program_of_a_service_cannot_tell_that_its_interpreter_is_a_copy, seconds 240);
+test!(RootOnly, a_program_of_a_service_cannot_tell_that_its_interpreter_is_a_copy, seconds 240);
 fn a_program_of_a_service_cannot_tell_that_its_interpreter_is_a_copy() {
     let warm = Warm::new("", 1, &["a"]);
     compared(&warm, |language| if language == "python" { "restored" } else { "prestarted" });
@@ -198,7 +198,7 @@ fn code_is_screened_before_a_worker_gives_it_a_copy() {
     warm.service.end();
 }
 
-test!(Both, of_two_hundred_runs_at_once_none_draws_the_random_value_of_another, seconds 120);
+test!(RootlessOnly, of_two_hundred_runs_at_once_none_draws_the_random_value_of_another, seconds 120);
 fn of_two_hundred_runs_at_once_none_draws_the_random_value_of_another() {
     let modules = "imports = [\"random\", \"secrets\", \"ssl\", \"uuid\"]\nwarm = \"import random; random.random()\"";
     let warm = Warm::new(&with_template(modules), 4, &["a"]);
@@ -244,7 +244,7 @@ fn an_image_is_of_one_key_unless_the_policy_shares_it() {
     }
 }
 
-test!(Both, images_in_rotation_have_each_its_own_layout, seconds 120);
+test!(RootOnly, images_in_rotation_have_each_its_own_layout, seconds 120);
 fn images_in_rotation_have_each_its_own_layout() {
     let warm = Warm::new(&with_template("images = 3\nmax_runs = 100"), 2, &["a"]);
     let mut seen = BTreeSet::new();
@@ -259,7 +259,7 @@ fn images_in_rotation_have_each_its_own_layout() {
     warm.service.end();
 }
 
-test!(Both, all_workers_together_start_no_more_copies_of_an_image_than_it_may_have, seconds 120);
+test!(RootOnly, all_workers_together_start_no_more_copies_of_an_image_than_it_may_have, seconds 120);
 fn all_workers_together_start_no_more_copies_of_an_image_than_it_may_have() {
     let warm = Warm::new(&with_template("max_runs = 5"), 3, &["a"]);
     let counted = std::sync::Mutex::new(BTreeMap::<String, u32>::new());
