@@ -243,7 +243,9 @@ fn pages() -> Vec<PathBuf> {
     let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf();
     let repo = std::env::var_os("CARGO_MANIFEST_DIR").map_or(repo, |tests| PathBuf::from(tests).parent().unwrap().to_path_buf());
     let mut pages = vec![repo.join("README.md")];
-    pages.extend(fs::read_dir(repo.join("crates/cli/help")).unwrap().map(|entry| entry.unwrap().path()));
+    let help = fs::read_dir(repo.join("crates/cli/help")).unwrap().map(|entry| entry.unwrap().path());
+    // Pictures lie there too.
+    pages.extend(help.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     pages.sort();
     pages
 }
