@@ -244,7 +244,7 @@ impl Front {
     pub fn buffered(&self, answer: Vec<u8>) -> Result<Bytes, Problem> {
         let mut buffer = self.buffer();
         buffer.grow(answer.len()).map_err(|problem| Problem { started: true, ..problem })?;
-        Ok(Bytes::from_owner(BufferedAnswer { answer, _buffer: buffer }))
+        Ok(buffer.hold(answer))
     }
 
     /// Takes no more requests. Those that wait get a problem.
@@ -643,6 +643,11 @@ impl Buffer {
         self.buffers.used.fetch_add(bytes as u64, Relaxed);
         self.bytes += bytes as u64;
         Ok(())
+    }
+
+    /// These bytes, which it has room for: they count until the last was written.
+    pub fn hold(self, answer: Vec<u8>) -> Bytes {
+        Bytes::from_owner(BufferedAnswer { answer, _buffer: self })
     }
 
     /// Gives some back.

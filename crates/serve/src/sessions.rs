@@ -13,7 +13,6 @@ use std::{
 
 use axum::{
     Extension,
-    body::Bytes,
     extract::{Path, Query, Request, State, rejection::QueryRejection},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
@@ -503,8 +502,7 @@ pub async fn read_file(
         return Ok(response);
     }
     let end = first.saturating_add(bytes.len() as u64);
-    let mut response =
-        ([(header::CONTENT_TYPE, "application/octet-stream")], Bytes::from_owner(Counted { bytes, _buffer: buffer })).into_response();
+    let mut response = ([(header::CONTENT_TYPE, "application/octet-stream")], buffer.hold(bytes)).into_response();
     response.headers_mut().insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     if range.is_some() {
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
@@ -512,18 +510,6 @@ pub async fn read_file(
         response.headers_mut().extend(HeaderValue::from_str(&place).ok().map(|value| (header::CONTENT_RANGE, value)));
     }
     Ok(response)
-}
-
-/// Bytes that count as buffered until the last was written.
-struct Counted {
-    bytes: Vec<u8>,
-    _buffer: Buffer,
-}
-
-impl AsRef<[u8]> for Counted {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,8 +22,7 @@ use rustix::{
     process::{PidfdFlags, getppid, pidfd_open},
 };
 use stockade_engine::{
-    MAX_REQUEST, Options, Refusal, admit::parse_request, answer::ending, approval::ApprovedBy, caller::Caller, session::Session,
-    signals::Signals,
+    Options, Refusal, admit::parse_request, answer::ending, approval::ApprovedBy, caller::Caller, session::Session, signals::Signals,
 };
 use stockade_protocol::{
     PerStream,
@@ -33,7 +32,7 @@ use stockade_protocol::{
 
 use super::{
     UNREAD, send,
-    worker::{FromAbove, FrontClient, WorkerError, read_into},
+    worker::{FromAbove, FrontClient, WorkerError, read_into, read_whole},
 };
 use crate::session::{
     answer::{ErrorAnswer, NoFields, OkAnswer},
@@ -162,7 +161,7 @@ impl Keeper {
                     }
                 }
             };
-            let Some((bytes, cancelled)) = self.read_whole(length)? else { return Ok(Served::FrontGone) };
+            let Some((bytes, cancelled)) = read_whole(&mut self.front, &mut self.said, length)? else { return Ok(Served::FrontGone) };
             let answer = match begin {
                 Some(begin) => self.run(&begin, &bytes, cancelled)?,
                 None => match parse(&bytes) {
@@ -212,25 +211,6 @@ impl Keeper {
             self.session.pause();
         }
         Ok(None)
-    }
-
-    /// So many bytes that were announced, and whether they are cancelled; none: the front has ended.
-    fn read_whole(&mut self, length: u64) -> Result<Option<(Vec<u8>, bool)>, WorkerError> {
-        if length > MAX_REQUEST as u64 {
-            return Err(WorkerError::Unexpected("a request that is too long"));
-        }
-        let (mut bytes, mut cancelled) = (Vec::new(), false);
-        while (bytes.len() as u64) < length && !cancelled {
-            match self.said.take()? {
-                Some(ToWorker::Request(part)) if (bytes.len() + part.len()) as u64 <= length => bytes.extend(part),
-                Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("more than it had announced")),
-                Some(ToWorker::Begin(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
-                Some(ToWorker::Cancel) => cancelled = true,
-                None if read_into(&mut self.front, &mut self.said).unwrap_or(false) => {}
-                None => return Ok(None),
-            }
-        }
-        Ok(Some((bytes, cancelled)))
     }
 
     fn run(&mut self, begin: &Begin, request: &[u8], cancelled: bool) -> Result<Vec<u8>, WorkerError> {

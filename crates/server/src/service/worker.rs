@@ -227,21 +227,7 @@ impl Worker {
     /// What comes of a run; none: the front has ended before its request was whole.
     fn answer(&mut self, begin: Begin) -> Result<Option<Report>, WorkerError> {
         let Begin { run: _, key, policy, length, output } = begin;
-        if length > MAX_REQUEST as u64 {
-            return Err(WorkerError::Unexpected("a request that is too long"));
-        }
-        let mut request = Vec::new();
-        let mut cancelled = false;
-        while (request.len() as u64) < length && !cancelled {
-            match self.said.take()? {
-                Some(ToWorker::Request(part)) if (request.len() + part.len()) as u64 <= length => request.extend(part),
-                Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("more than it had announced")),
-                Some(ToWorker::Begin(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
-                Some(ToWorker::Cancel) => cancelled = true,
-                None if self.read_front()? => {}
-                None => return Ok(None),
-            }
-        }
+        let Some((request, cancelled)) = read_whole(&mut self.front, &mut self.said, length)? else { return Ok(None) };
         // A key may have gone, or a policy of it, since the front has let the request in.
         if self.wait(Some(Duration::ZERO))?.supervisor && !self.read_supervisor(false)? {
             return Ok(None);
@@ -317,6 +303,26 @@ impl FromAbove {
             age: Duration::from_millis(lent.age_ms),
         })
     }
+}
+
+/// So many bytes that the front has announced, and whether they are cancelled; none: it has ended.
+pub(super) fn read_whole(front: &mut UnixStream, said: &mut FrameDecoder, length: u64) -> Result<Option<(Vec<u8>, bool)>, WorkerError> {
+    if length > MAX_REQUEST as u64 {
+        return Err(WorkerError::Unexpected("a request that is too long"));
+    }
+    let (mut bytes, mut cancelled) = (Vec::new(), false);
+    while (bytes.len() as u64) < length && !cancelled {
+        match said.take()? {
+            Some(ToWorker::Request(part)) if (bytes.len() + part.len()) as u64 <= length => bytes.extend(part),
+            Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("more than it had announced")),
+            Some(ToWorker::Begin(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
+            Some(ToWorker::Cancel) => cancelled = true,
+            // A front whose socket cannot be read has ended, too.
+            None if read_into(front, said).unwrap_or(false) => {}
+            None => return Ok(None),
+        }
+    }
+    Ok(Some((bytes, cancelled)))
 }
 
 /// Whether the other process is there.
