@@ -133,9 +133,10 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // One that is killed leaves its sandbox's cgroup to the next start that knows its registry.
+        // One that is killed leaves its sandboxes' cgroups to the next start that knows its registry,
+        // which a registry of the test's own has none of.
         drop(self.lines.take());
-        if wait_within(&mut self.child, Duration::from_secs(1)).is_some() {
+        if wait_within(&mut self.child, Duration::from_secs(10)).is_some() {
             return;
         }
         let _ended = self.child.kill();
