@@ -2,21 +2,22 @@
 //!
 //! A run is owned by a task of its own and has a log, in which all that its client gets stands: what
 //! is told while it runs, and at last exactly one result or problem. A run whose client goes is
-//! cancelled, unless the client may come back for the log.
+//! cancelled, unless the client may come back for the log. What happens to one run is in `turn`, and
+//! what its client holds of it in `handle`.
+
+mod buffers;
+mod handle;
+mod turn;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    ops::{Deref, DerefMut},
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use axum::{body::Bytes, http::StatusCode};
 use serde_json::{Value, json};
-use stockade_protocol::service::{Begin, FromFront, FromWorker, Key, Malformed, Prepared, RunSize, Settings, ToWorker};
+use stockade_protocol::service::{Begin, FromFront, Key, Prepared, RunSize, Settings};
 use tokio::{
     runtime::Handle,
     sync::{Notify, mpsc, oneshot},
@@ -25,19 +26,23 @@ use tokio::{
 use crate::{
     admission::{Admission, NotAdmitted, Ticket},
     http::show,
-    link::{LinkError, WorkerLink},
-    log::{Ending, Format, Reader, RunLog},
-    metrics::{Ended, Metrics, Now},
+    link::WorkerLink,
+    log::{Ending, RunLog},
+    metrics::{Metrics, Now},
     problem::Problem,
-    sessions::{KeeperGuard, Session, Sessions, session_ended},
+    sessions::{Session, Sessions},
     watch::{Outcome, Watch},
+};
+
+use buffers::Buffers;
+pub use {
+    buffers::Buffer,
+    handle::{EventStream, RunHandle},
 };
 
 /// A run's number at the front.
 pub type RunNumber = String;
 
-/// A run whose stream nobody reads is cancelled after this time: its client may come back.
-const UNREAD: Duration = Duration::from_secs(10);
 /// The most bytes of results that are kept after their runs.
 const MAX_KEPT: usize = 64 << 20;
 
@@ -192,7 +197,7 @@ impl Front {
     /// One that has no worker yet.
     pub fn new(settings: Settings, wishes: mpsc::UnboundedSender<FromFront>) -> Self {
         let admission = Admission::new(settings.capacity, &settings.keys);
-        let buffers = Arc::new(Buffers { used: AtomicU64::new(0), most: AtomicU64::new(settings.max_buffers) });
+        let buffers = Buffers::new(settings.max_buffers);
         let state = State {
             settings: Arc::new(settings),
             admission,
@@ -222,7 +227,7 @@ impl Front {
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
         state.admission.change(settings.capacity, &settings.keys);
-        self.buffers.most.store(settings.max_buffers, Relaxed);
+        self.buffers.set_most(settings.max_buffers);
         state.settings = Arc::new(settings);
         for ticket in state.admission.without_key() {
             let Some(waiter) = state.waiters.remove(&ticket) else { continue };
@@ -234,7 +239,7 @@ impl Front {
 
     /// Room for what one request brings and gets.
     pub fn buffer(&self) -> Buffer {
-        Buffer { buffers: Arc::clone(&self.buffers), bytes: 0 }
+        self.buffers.buffer()
     }
 
     /// An answer that counts as buffered until its last byte was written.
@@ -463,11 +468,11 @@ impl Front {
         log.accept(&number, position);
         let length = request.len() as u64;
         let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
-        let place = Place { front: Arc::clone(self), ticket, number: number.clone(), keep, outcome: OnceLock::new() };
-        let turn = Queued { begin, request, buffer, asks, session, worker, cancelled, wait, came };
+        let place = turn::Place { front: Arc::clone(self), ticket, number: number.clone(), keep, outcome: OnceLock::new() };
+        let queued = turn::Queued { begin, request, buffer, asks, session, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
-            let ending = serve(&place, turn, &own_log).await.map_err(|problem| place.front.metrics.problem(problem));
+            let ending = turn::serve(&place, queued, &own_log).await.map_err(|problem| place.front.metrics.problem(problem));
             if let Err(problem) = &ending {
                 // After a result that found no room its verdict stands.
                 let _stands = place.outcome.set(Outcome::Problem { reason: problem.reason, started: problem.started });
@@ -580,347 +585,6 @@ impl State {
 
 fn draining() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service ends, and takes no more requests").after(1)
-}
-
-/// The place that a request has taken; gives it back when dropped.
-struct Place {
-    front: Arc<Front>,
-    ticket: Ticket,
-    number: RunNumber,
-    keep: Duration,
-    /// What came of the run.
-    outcome: OnceLock<Outcome>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut state = self.front.state();
-        state.waiters.remove(&self.ticket);
-        let run = state.runs.remove(&self.number);
-        if let (Some(run), Some(outcome)) = (&run, self.outcome.get()) {
-            self.front.watch.ended(&self.number, run, outcome);
-        }
-        state.admission.end(self.ticket);
-        state.begin_all();
-        drop(state);
-        if let Some(run) = &run {
-            // Only a task that has failed has not ended it itself.
-            run.log.end(Err(lost("its task has failed")));
-        }
-        if let Some(run) = run.filter(|_| !self.keep.is_zero()) {
-            let kept = EndedRun { key: run.key, log: run.log, until: Instant::now() + self.keep };
-            self.front.keep(self.number.clone(), kept);
-        }
-        self.front.ended.notify_waiters();
-    }
-}
-
-/// Bytes of requests and results in memory.
-struct Buffers {
-    used: AtomicU64,
-    most: AtomicU64,
-}
-
-/// Bytes that a request, or its result, has in memory; given back when dropped.
-pub struct Buffer {
-    buffers: Arc<Buffers>,
-    bytes: u64,
-}
-
-impl Buffer {
-    /// Takes more.
-    ///
-    /// # Errors
-    /// All requests together have as much as they may.
-    pub fn grow(&mut self, bytes: usize) -> Result<(), Problem> {
-        let most = self.buffers.most.load(Relaxed);
-        // One thread alone does all this.
-        if self.buffers.used.load(Relaxed) + bytes as u64 > most {
-            let detail =
-                format!("requests and results in memory have {most} bytes together (`[limits] buffers`); try again when some have ended");
-            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "buffers_full", detail).after(1));
-        }
-        self.buffers.used.fetch_add(bytes as u64, Relaxed);
-        self.bytes += bytes as u64;
-        Ok(())
-    }
-
-    /// These bytes, which it has room for: they count until the last was written.
-    pub fn hold(self, answer: Vec<u8>) -> Bytes {
-        Bytes::from_owner(BufferedAnswer { answer, _buffer: self })
-    }
-
-    /// Gives some back.
-    pub fn shrink(&mut self, bytes: usize) {
-        let bytes = self.bytes.min(bytes as u64);
-        self.buffers.used.fetch_sub(bytes, Relaxed);
-        self.bytes -= bytes;
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        self.buffers.used.fetch_sub(self.bytes, Relaxed);
-    }
-}
-
-/// A run that was let in. Dropping it cancels the run, unless it was detached.
-pub struct RunHandle {
-    front: Arc<Front>,
-    number: RunNumber,
-    log: Arc<RunLog>,
-    cancels: bool,
-}
-
-impl RunHandle {
-    /// Waits for what comes of it.
-    ///
-    /// # Errors
-    /// It was not run, or its result is lost.
-    pub async fn answer(&self) -> Ending {
-        self.log.ended().await
-    }
-
-    /// Lets it go on by itself.
-    pub fn detach(mut self) -> Arc<RunLog> {
-        self.cancels = false;
-        Arc::clone(&self.log)
-    }
-
-    /// Its events. It is cancelled when nothing has read them for some time.
-    pub fn into_events(self, format: Format) -> Option<EventStream> {
-        let (front, number) = (Arc::clone(&self.front), self.number.clone());
-        let log = self.detach();
-        EventStream::new(front, number, log, 0, format, true)
-    }
-}
-
-impl Drop for RunHandle {
-    fn drop(&mut self) {
-        if self.cancels {
-            self.front.cancel(&self.number, |_| true);
-        }
-    }
-}
-
-/// The events of a run, for one client.
-pub struct EventStream {
-    front: Arc<Front>,
-    number: RunNumber,
-    log: Arc<RunLog>,
-    /// None at its end.
-    reader: Option<Reader>,
-    format: Format,
-    cancels: bool,
-}
-
-impl EventStream {
-    /// Those that come `after` one; none: the log does not reach so far back. `cancels`: a run whose events
-    /// nothing reads for some time is cancelled.
-    pub fn new(front: Arc<Front>, number: RunNumber, log: Arc<RunLog>, after: u64, format: Format, cancels: bool) -> Option<Self> {
-        let reader = log.read(after)?;
-        Some(EventStream { front, number, log, reader: Some(reader), format, cancels })
-    }
-
-    /// The next bytes; none at the end.
-    pub async fn next(&mut self) -> Option<Vec<u8>> {
-        self.reader.as_mut()?.next(self.format).await
-    }
-}
-
-impl Drop for EventStream {
-    fn drop(&mut self) {
-        self.reader = None;
-        if !self.cancels || self.log.is_read() || self.log.ending().is_some() {
-            return;
-        }
-        // None when the process ends, and all runs with it.
-        let Ok(runtime) = Handle::try_current() else { return };
-        let (front, number, log) = (Arc::clone(&self.front), self.number.clone(), Arc::clone(&self.log));
-        runtime.spawn(async move {
-            tokio::time::sleep(UNREAD).await;
-            if !log.is_read() {
-                front.cancel(&number, |_| true);
-            }
-        });
-    }
-}
-
-fn lost(why: &str) -> Problem {
-    let detail = format!("the worker has gone, and what came of the run with it: {why}; `started` says whether code may have run");
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "worker_lost", detail)
-}
-
-fn cancelled_in_queue() -> Problem {
-    Problem::new(StatusCode::CONFLICT, "cancelled", "the run was cancelled before it began")
-}
-
-/// A request until it has its worker.
-struct Queued {
-    begin: Begin,
-    request: Vec<u8>,
-    buffer: Buffer,
-    /// Which worker is good for it, and the one that it gets.
-    asks: Asks,
-    session: Option<Arc<Session>>,
-    worker: oneshot::Receiver<Result<Option<WorkerLink>, Problem>>,
-    cancelled: oneshot::Receiver<()>,
-    wait: Duration,
-    came: Instant,
-}
-
-/// Waits for a worker, and for what comes of the run there.
-async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
-    let Queued { begin, request, buffer, asks, session, worker: mut given, mut cancelled, wait, came } = turn;
-    let (key, policy, number) = (begin.key.clone(), begin.policy.clone(), begin.run.clone());
-    let metrics = &place.front.metrics;
-    let mut held = Some((request, buffer));
-    let mut tries = 0;
-    let (mut worker, result, queued) = loop {
-        let next = tokio::select! {
-            worker = given => worker.unwrap_or_else(|_| Err(draining()))?,
-            _ = &mut cancelled => return Err(cancelled_in_queue()),
-            () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
-        };
-        let mut worker = match (next, &session) {
-            (Some(worker), _) => Link::Worker(worker),
-            (None, Some(session)) => tokio::select! {
-                keeper = Arc::clone(session).keeper() => Link::Keeper(keeper?),
-                _ = &mut cancelled => return Err(cancelled_in_queue()),
-                () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
-            },
-            (None, None) => return Err(draining()),
-        };
-        let began = Instant::now();
-        let queued = began.duration_since(came);
-        if let Some(run) = place.front.state().runs.get_mut(&place.number) {
-            run.began = Some(began);
-            place.front.watch.changed(&place.number, run);
-        }
-        if tries == 0 {
-            metrics.begun(queued);
-        }
-        let started = || {
-            metrics.started(began.elapsed());
-            log.start(queued);
-        };
-        let error = match worker.begin(begin.clone(), held.as_ref().map_or(&[], |(request, _)| request)).await {
-            Ok(()) => match exchange(&mut worker, &mut cancelled, log, &mut held, started).await {
-                Ok(result) => break (worker, result, queued),
-                Err(error) => error,
-            },
-            Err(error) => error,
-        };
-        tries += 1;
-        // Its code has not begun, so another worker may have it. A session has one keeper.
-        if held.is_none() || session.is_some() || tries >= MAX_WORKERS_OF_RUN {
-            let problem = if session.is_some() { session_ended() } else { lost(&error.to_string()) };
-            return Err(Problem { started: log.has_started(), ..problem });
-        }
-        given = place.front.another_worker(asks.clone());
-    };
-    let ended = Ended::of(&result);
-    metrics.ended(&policy, &key, &ended);
-    place.front.state().admission.spend(&key, ended.cpu_ms(), Instant::now());
-    // It is idle when it has cleared up, which the answer does not wait for.
-    let front = Arc::clone(&place.front);
-    tokio::spawn(async move {
-        let idle = worker.next().await;
-        match (idle, worker) {
-            (Ok(FromWorker::Idle(prepared)), Link::Worker(worker)) => front.add_idle(worker, prepared),
-            // It is free from here on.
-            (Ok(FromWorker::Idle(_)), Link::Keeper(keeper)) => keeper.give_back(),
-            _ => {}
-        }
-    });
-    // It is the first outcome.
-    let _first = place.outcome.set(Outcome::Result(ended));
-    place.front.buffered(with_place(result, &number, &key, queued))
-}
-
-fn queue_timeout(wait: Duration) -> Problem {
-    let detail = format!("the run did not begin within {} s", wait.as_secs_f64());
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_timeout", detail).after(wait.as_secs().div_ceil(2))
-}
-
-/// Who runs it: a worker of its own, or the keeper of its session, which others may wait for.
-enum Link {
-    Worker(WorkerLink),
-    Keeper(KeeperGuard),
-}
-
-impl Deref for Link {
-    type Target = WorkerLink;
-
-    fn deref(&self) -> &WorkerLink {
-        match self {
-            Link::Worker(worker) => worker,
-            Link::Keeper(keeper) => keeper,
-        }
-    }
-}
-
-impl DerefMut for Link {
-    fn deref_mut(&mut self) -> &mut WorkerLink {
-        match self {
-            Link::Worker(worker) => worker,
-            Link::Keeper(keeper) => keeper,
-        }
-    }
-}
-
-/// An answer, with its room.
-struct BufferedAnswer {
-    answer: Vec<u8>,
-    _buffer: Buffer,
-}
-
-impl AsRef<[u8]> for BufferedAnswer {
-    fn as_ref(&self) -> &[u8] {
-        &self.answer
-    }
-}
-
-/// A worker's result, with what the front knows of the run.
-fn with_place(mut result: Vec<u8>, number: &str, key: &str, queued: Duration) -> Vec<u8> {
-    // It is an object, which ends with its brace.
-    while result.pop().is_some_and(|byte| byte != b'}') {}
-    let more = json!({ "run": number, "key": key, "queued_ms": queued.as_millis() as u64 }).to_string();
-    result.push(b',');
-    result.extend(more.as_bytes().get(1..).unwrap_or_default());
-    result.push(b'\n');
-    result
-}
-
-/// Hears what the worker says of a run, until its result is whole. `held`: the request, as long as another
-/// worker may have it.
-async fn exchange(
-    worker: &mut WorkerLink,
-    cancelled: &mut oneshot::Receiver<()>,
-    log: &RunLog,
-    held: &mut Option<(Vec<u8>, Buffer)>,
-    started: impl Fn(),
-) -> Result<Vec<u8>, LinkError> {
-    let (mut result, mut may_cancel) = (Vec::new(), true);
-    loop {
-        tokio::select! {
-            message = worker.next() => match message? {
-                FromWorker::Started => {
-                    *held = None;
-                    started();
-                }
-                FromWorker::Output(stream, bytes) => log.print(stream, &bytes),
-                FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),
-                FromWorker::Result(part) => result.extend(part),
-                FromWorker::End => return Ok(result),
-                FromWorker::Idle(_) => return Err(LinkError::Malformed(Malformed::Kind(128))),
-            },
-            _ = &mut *cancelled, if may_cancel => {
-                (may_cancel, *held) = (false, None);
-                worker.send(&ToWorker::Cancel).await?;
-            }
-        }
-    }
 }
 
 #[cfg(test)]
