@@ -6,6 +6,7 @@
 use std::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
+use stockade_protocol::Verdict;
 
 use crate::{
     check::{self, Checked},
@@ -42,24 +43,9 @@ const KINDS: &[(&str, AlertKind)] = &[
 
 /// Every verdict, what the log says of a run whose launcher was killed, and `refused` for any run
 /// that was not begun.
-const VERDICTS: &[&str] = &[
-    "exited",
-    "signaled",
-    "wall_timeout",
-    "cpu_timeout",
-    "out_of_memory",
-    "process_limit",
-    "disk_limit",
-    "output_limit",
-    "syscall_denied",
-    "cancelled",
-    "bad_request",
-    "sandbox_error",
-    "screened",
-    "approval_required",
-    "lost",
-    REFUSED,
-];
+fn verdicts() -> impl Iterator<Item = &'static str> + Clone {
+    Verdict::NAMES.into_iter().chain(["lost", REFUSED])
+}
 
 /// In place of a verdict: the event of a run that was refused, whatever its verdict.
 pub const REFUSED: &str = "refused";
@@ -158,7 +144,7 @@ pub(crate) fn alert(text: &str) -> Checked<Alert> {
     }
     let looks_for_one = whole.len() == what.len();
     match kind {
-        AlertKind::Verdict if looks_for_one && !VERDICTS.contains(&what) => Err(check::unknown("verdict", what, VERDICTS.iter().copied())),
+        AlertKind::Verdict if looks_for_one && !verdicts().any(|known| known == what) => Err(check::unknown("verdict", what, verdicts())),
         AlertKind::Reason if looks_for_one && !reasons().any(|known| known == what) => Err(check::unknown("reason", what, reasons())),
         AlertKind::Syscall if looks_for_one && !names::is_syscall(what) => check::syscall(what).map(|what| Alert { kind, what }),
         AlertKind::Egress => match peer(what) {

@@ -43,6 +43,26 @@ pub enum Verdict {
     ApprovalRequired,
 }
 
+impl Verdict {
+    /// All, as a result has them.
+    pub const NAMES: [&'static str; 14] = [
+        "exited",
+        "signaled",
+        "wall_timeout",
+        "cpu_timeout",
+        "out_of_memory",
+        "process_limit",
+        "disk_limit",
+        "output_limit",
+        "syscall_denied",
+        "cancelled",
+        "bad_request",
+        "sandbox_error",
+        "screened",
+        "approval_required",
+    ];
+}
+
 /// Text or base64 of one stream, as the request asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -409,6 +429,36 @@ impl Report {
             policy: None,
             audit: None,
             labels: BTreeMap::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Verdict::*;
+
+    #[test]
+    fn the_names_of_verdicts_are_those_in_results() {
+        let all = [
+            Exited,
+            Signaled,
+            WallTimeout,
+            CpuTimeout,
+            OutOfMemory,
+            ProcessLimit,
+            DiskLimit,
+            OutputLimit,
+            SyscallDenied,
+            Cancelled,
+            BadRequest,
+            SandboxError,
+            Screened,
+            ApprovalRequired,
+        ];
+        // ApprovalRequired is the last.
+        assert_eq!(all.len(), ApprovalRequired as usize + 1);
+        for (verdict, name) in all.iter().zip(super::Verdict::NAMES) {
+            assert_eq!(serde_json::to_value(verdict).ok(), Some(name.into()));
         }
     }
 }

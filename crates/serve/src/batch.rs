@@ -14,7 +14,6 @@ use std::{
 };
 
 use axum::{
-    Extension,
     body::{Body, Bytes},
     extract::{Query, Request, State, rejection::QueryRejection},
     http::{StatusCode, header},
@@ -24,7 +23,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use stockade_protocol::{
     LimitKey,
-    service::{Key, Scope, Settings},
+    service::{Key, Settings},
 };
 use tokio::{
     sync::{Notify, mpsc},
@@ -33,8 +32,9 @@ use tokio::{
 };
 
 use crate::{
+    asking::{KeyFor, ToRun},
     front::{Buffer, Front, Order},
-    http::{BodyReader, Peer, bad_query, check_type, key_of, new_number, policy_of, read_request},
+    http::{BodyReader, Shared, bad_query, check_type, new_number, policy_of, read_request},
     log::Ending,
     problem::Problem,
 };
@@ -71,13 +71,12 @@ enum AnswerOrder {
 }
 
 pub async fn batch(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
+    State(front): Shared,
+    KeyFor { key, .. }: KeyFor<ToRun>,
     query: Result<Query<BatchQuery>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let key = key_of(&front, peer, &parts.headers, &parts.uri, Scope::Run)?;
     let unknown = |error: QueryRejection| {
         bad_query(format!("the query may have `policy`, `order`, which is `ended` or `input`, and `deadline`: {error}"))
     };

@@ -7,10 +7,9 @@
 use std::sync::{Arc, LazyLock};
 
 use axum::{
-    Extension,
     body::{Body, Bytes},
     extract::{Query, State, rejection::QueryRejection},
-    http::{HeaderMap, HeaderName, HeaderValue, Uri, header},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -20,9 +19,10 @@ use sha2::{Digest, Sha256};
 use stockade_protocol::service::Scope;
 
 use crate::{
+    asking::{Any, KeyFor, ToWatch},
     front::Front,
     history::MINUTES,
-    http::{Peer, Shared, any_key, bad_query, format_of, json_response, key_of, result_response, stream_response},
+    http::{Shared, bad_query, format_of, json_response, result_response, stream_response},
     keys::check_scope,
     problem::Problem,
     watch::{Watcher, snapshot},
@@ -60,8 +60,7 @@ pub async fn console() -> Response {
 }
 
 /// `GET /v1/watch`: all that happens, as it does; without a stream what there is now.
-pub async fn watch(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
-    let key = key_of(&front, peer, &headers, &uri, Scope::Watch)?;
+pub async fn watch(State(front): Shared, KeyFor { key, .. }: KeyFor<ToWatch>, headers: HeaderMap) -> Result<Response, Problem> {
     let Some(format) = format_of(&headers) else {
         let (_, now) = snapshot(&front)?;
         return Ok(result_response(Bytes::from_owner(now)));
@@ -83,12 +82,9 @@ pub struct HistoryQuery {
 /// `GET /v1/history`: how many runs ended how, by the minute.
 pub async fn history(
     State(front): Shared,
-    Extension(peer): Extension<Peer>,
+    _key: KeyFor<ToWatch>,
     query: Result<Query<HistoryQuery>, QueryRejection>,
-    headers: HeaderMap,
-    uri: Uri,
 ) -> Result<Response, Problem> {
-    key_of(&front, peer, &headers, &uri, Scope::Watch)?;
     let bad = || bad_query(format!("the query may have `minutes`, 1 to {MINUTES}"));
     let minutes = query.map_err(|_| bad())?.0.minutes.unwrap_or(MINUTES);
     if !(1..=MINUTES).contains(&minutes) {
@@ -98,8 +94,7 @@ pub async fn history(
 }
 
 /// `GET /v1/denials`: what runs were refused, the last first.
-pub async fn denials(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
-    key_of(&front, peer, &headers, &uri, Scope::Watch)?;
+pub async fn denials(State(front): Shared, _key: KeyFor<ToWatch>) -> Result<Response, Problem> {
     buffered(&front, &front.watch.denials())
 }
 
@@ -123,12 +118,9 @@ pub struct PolicyQuery {
 /// `GET /v1/policies`: which there are for this key, or for all.
 pub async fn policies(
     State(front): Shared,
-    Extension(peer): Extension<Peer>,
+    KeyFor { key, .. }: KeyFor<Any>,
     query: Result<Query<PolicyQuery>, QueryRejection>,
-    headers: HeaderMap,
-    uri: Uri,
 ) -> Result<Response, Problem> {
-    let key = any_key(&front, peer, &headers, &uri)?;
     let query = query.map_err(|error| bad_query(format!("the query may have `all` and `explain`, each `true` or `false`: {error}")))?.0;
     if query.all {
         check_scope(&key, Scope::Watch)?;

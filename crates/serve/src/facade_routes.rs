@@ -25,9 +25,10 @@ use stockade_serve::facade::{Invalid, execute as execute_facade, sandbox_fusion}
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::{
+    asking::{KeyFor, ToFacade},
     batch::FOR_EVER,
     front::{Front, Order, RunHandle},
-    http::{Peer, Shared, check_type, key_of, new_number, policy_of, read, read_request, result_response},
+    http::{Peer, Shared, check_type, new_number, policy_of, read, read_request, result_response},
     keys,
     problem::Problem,
 };
@@ -97,11 +98,11 @@ async fn begin(
 }
 
 /// `POST /run_code` of SandboxFusion.
-pub async fn run_code(State(front): Shared, Extension(peer): Extension<Peer>, request: Request) -> Response {
+pub async fn run_code(State(front): Shared, key: Result<KeyFor<ToFacade>, Problem>, request: Request) -> Response {
     let settings = front.settings();
     let Some(facade) = settings.facades.sandbox_fusion.clone() else { return off("sandbox_fusion").into_response() };
-    let key = match key_of(&front, peer, request.headers(), request.uri(), Scope::Facade) {
-        Ok(key) => key,
+    let key = match key {
+        Ok(KeyFor { key, .. }) => key,
         Err(problem) => return problem.into_response(),
     };
     let handle = match begin(&front, key, facade.policy, FOR_EVER, request, sandbox_fusion::request).await {

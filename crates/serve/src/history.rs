@@ -9,8 +9,9 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use stockade_protocol::Verdict;
 
-use crate::metrics::{VERDICTS, known};
+use crate::metrics::known;
 
 /// Minutes that are kept.
 pub const MINUTES: u64 = 24 * 60;
@@ -28,7 +29,7 @@ pub struct Minute {
 impl Minute {
     /// A run had a result.
     pub fn add_result(&mut self, verdict: &str, cpu_ms: u64) {
-        *self.verdicts.entry(known(&VERDICTS, verdict)).or_default() += 1;
+        *self.verdicts.entry(known(&Verdict::NAMES, verdict)).or_default() += 1;
         self.cpu_ms += cpu_ms;
     }
 

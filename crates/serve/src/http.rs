@@ -26,10 +26,10 @@ use stockade_protocol::{
 };
 
 use crate::{
+    asking::{Any, KeyFor, ToRun, ToWatch},
     batch::batch,
     console, facade_routes,
     front::{About, Buffer, EventStream, Front, Order, RequestHash},
-    keys,
     log::Format,
     metrics,
     problem::{Problem, Uncounted},
@@ -172,14 +172,6 @@ async fn no_such_method(method: Method) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", format!("this path does not answer to {method}"))
 }
 
-/// The key of a request, with a scope.
-pub fn key_of(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri, scope: Scope) -> Result<Key, Problem> {
-    let settings = front.settings();
-    let key = keys::find(&settings.keys, headers, uri, peer.uid)?;
-    keys::check_scope(key, scope)?;
-    Ok(key.clone())
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RunQuery {
@@ -189,12 +181,11 @@ struct RunQuery {
 
 async fn run(
     State(front): Shared,
-    Extension(peer): Extension<Peer>,
+    KeyFor { key, .. }: KeyFor<ToRun>,
     query: Result<Query<RunQuery>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let key = key_of(&front, peer, &parts.headers, &parts.uri, Scope::Run)?;
     let unknown = |error: QueryRejection| bad_query(format!("the query may have `policy` and `queue`: {error}"));
     let RunQuery { policy, queue } = query.map_err(unknown)?.0;
     let policy = policy_of(&key, policy)?;
@@ -340,13 +331,11 @@ struct EventsQuery {
 
 async fn run_events(
     State(front): Shared,
-    Extension(peer): Extension<Peer>,
+    KeyFor { key, .. }: KeyFor<ToRun>,
     Path(number): Path<String>,
     query: Result<Query<EventsQuery>, QueryRejection>,
     headers: HeaderMap,
-    uri: Uri,
 ) -> Result<Response, Problem> {
-    let key = key_of(&front, peer, &headers, &uri, Scope::Run)?;
     let query = query.map_err(|error| bad_query(format!("the query may have `after`, the `seq` of an event: {error}")))?;
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::parse).transpose();
     let last = last.map_err(|_| bad_query("`Last-Event-ID` is no `seq` of an event".to_owned()))?;
@@ -498,10 +487,6 @@ fn visible(key: &Key) -> impl Fn(&crate::front::Run) -> bool {
     move |run| all || run.key == id
 }
 
-pub fn any_key(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri) -> Result<Key, Problem> {
-    keys::find(&front.settings().keys, headers, uri, peer.uid).cloned()
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RunsQuery {
@@ -518,26 +503,16 @@ enum RunState {
 
 async fn list_runs(
     State(front): Shared,
-    Extension(peer): Extension<Peer>,
+    KeyFor { key, .. }: KeyFor<Any>,
     query: Result<Query<RunsQuery>, QueryRejection>,
-    headers: HeaderMap,
-    uri: Uri,
 ) -> Result<Response, Problem> {
-    let key = any_key(&front, peer, &headers, &uri)?;
     let query = query.map_err(|error| bad_query(format!("the query may have `state`, which is `waiting` or `running`: {error}")))?;
     let (visible, wanted) = (visible(&key), query.0.state);
     let is_wanted = |run: &crate::front::Run| wanted.is_none_or(|state| (state == RunState::Running) == run.began.is_some());
     Ok(json_response(&json!({ "runs": front.runs(|run| visible(run) && is_wanted(run), show) })))
 }
 
-async fn one_run(
-    State(front): Shared,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<Response, Problem> {
-    let key = any_key(&front, peer, &headers, &uri)?;
+async fn one_run(State(front): Shared, KeyFor { key, .. }: KeyFor<Any>, Path(number): Path<String>) -> Result<Response, Problem> {
     let found = front.runs(visible(&key), |found, run| (*found == number).then(|| show(found, run)));
     if let Some(run) = found.into_iter().flatten().next() {
         return Ok(json_response(&run));
@@ -555,14 +530,7 @@ async fn one_run(
     }
 }
 
-async fn cancel_run(
-    State(front): Shared,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<StatusCode, Problem> {
-    let key = key_of(&front, peer, &headers, &uri, Scope::Run)?;
+async fn cancel_run(State(front): Shared, KeyFor { key, .. }: KeyFor<ToRun>, Path(number): Path<String>) -> Result<StatusCode, Problem> {
     let cancelled = front.cancel(&number, |run| run.key == key.id);
     if cancelled { Ok(StatusCode::ACCEPTED) } else { Err(no_such_run()) }
 }
@@ -571,10 +539,9 @@ fn no_such_run() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_such_run", "no run of this key that waits or runs has this number")
 }
 
-async fn limits(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
-    let key = any_key(&front, peer, &headers, &uri)?;
+async fn limits(State(front): Shared, KeyFor { key, .. }: KeyFor<Any>) -> Response {
     let (running, waiting) = front.of_key(&key.id);
-    Ok(json_response(&json!({
+    json_response(&json!({
         "key": key.id,
         "running": { "now": running, "most": key.running },
         "waiting": { "now": waiting, "most": key.waiting },
@@ -582,7 +549,7 @@ async fn limits(State(front): Shared, Extension(peer): Extension<Peer>, headers:
         "cpu_per_hour_ms": key.cpu_per_hour,
         "sessions": { "now": front.sessions.count(&key.id).0, "most": key.sessions },
         "scopes": key.scopes,
-    })))
+    }))
 }
 
 pub fn json_response(value: &serde_json::Value) -> Response {
@@ -590,9 +557,14 @@ pub fn json_response(value: &serde_json::Value) -> Response {
 }
 
 /// Over the UNIX socket, whose peers the kernel has let in, no key is needed.
-async fn show_metrics(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
+async fn show_metrics(
+    State(front): Shared,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    key: Result<KeyFor<ToWatch>, Problem>,
+) -> Result<Response, Problem> {
     if peer.kind == ListenerKind::Tcp || headers.contains_key(header::AUTHORIZATION) {
-        key_of(&front, peer, &headers, &uri, Scope::Watch)?;
+        key?;
     }
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], front.metrics.text(front.now())).into_response())
 }
@@ -609,11 +581,11 @@ async fn live() -> Response {
 }
 
 /// What the host lacks is for those who may know its policies: local users and keys.
-async fn ready(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Response {
+async fn ready(State(front): Shared, Extension(peer): Extension<Peer>, key: Result<KeyFor<Any>, Problem>) -> Response {
     let settings = front.settings();
     let is_ready = !front.is_draining() && !settings.lacks.iter().any(|lack| lack.prevents);
     let mut answer = json!({ "live": true, "ready": is_ready });
-    if peer.kind == ListenerKind::Unix || keys::find(&settings.keys, &headers, &uri, peer.uid).is_ok() {
+    if peer.kind == ListenerKind::Unix || key.is_ok() {
         answer["lacks"] = settings.lacks.iter().map(ToString::to_string).collect();
     }
     let mut response = json_response(&answer);

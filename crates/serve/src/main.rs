@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod asking;
 mod batch;
 mod confine;
 mod console;

@@ -17,29 +17,13 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use serde::Deserialize;
+use stockade_protocol::Verdict;
 
 use crate::problem::Problem;
 
 /// What the text is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Verdicts that a result can have; another is counted as `other`.
-pub const VERDICTS: [&str; 14] = [
-    "exited",
-    "signaled",
-    "wall_timeout",
-    "cpu_timeout",
-    "out_of_memory",
-    "process_limit",
-    "disk_limit",
-    "output_limit",
-    "syscall_denied",
-    "cancelled",
-    "bad_request",
-    "sandbox_error",
-    "screened",
-    "approval_required",
-];
 /// Kinds that a denial can have; another is counted as `other`.
 const DENIALS: [&str; 7] = ["syscall", "connection", "limit", "path", "command", "module", "network"];
 
@@ -249,7 +233,7 @@ impl Metrics {
 
     /// A run has ended with a result.
     pub fn ended(&self, policy: &str, key: &str, ended: &Ended) {
-        let verdict = known(&VERDICTS, &ended.verdict);
+        let verdict = known(&Verdict::NAMES, &ended.verdict);
         self.runs.get_or_create(&RunLabels { policy: policy.to_owned(), verdict, key: key.to_owned() }).inc();
         self.cpu.get_or_create(&KeyLabel { key: key.to_owned() }).inc_by(ended.cpu_ms() as f64 / 1000.0);
         if ended.started {

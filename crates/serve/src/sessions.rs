@@ -12,9 +12,8 @@ use std::{
 };
 
 use axum::{
-    Extension,
     extract::{Path, Query, Request, State, rejection::QueryRejection},
-    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -22,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use stockade_protocol::{
     Base64, Encoding, LimitKey, TextOrBase64,
-    service::{FromFront, FromWorker, KeeperOf, Key, NoKeeper, Scope},
+    service::{FromFront, FromWorker, KeeperOf, Key, NoKeeper},
     session::{Line, List, Only, Read, Remove, Write},
 };
 use tokio::{
@@ -31,8 +30,9 @@ use tokio::{
 };
 
 use crate::{
+    asking::{KeyFor, OfSession, ToKeep},
     front::{Buffer, Front},
-    http::{Peer, bad_query, check_type, json_response, key_of, new_number, policy_of, read, run_for},
+    http::{Shared, bad_query, check_type, json_response, new_number, policy_of, read, run_for},
     link::{LinkError, WorkerLink},
     problem::Problem,
 };
@@ -212,11 +212,20 @@ impl Sessions {
         session
     }
 
-    fn find(&self, number: &str, key: &str) -> Result<Arc<Session>, Problem> {
-        let found = lock(&self.open).get(number).filter(|session| session.of.key == key).map(Arc::clone);
-        found.ok_or_else(|| {
+    /// A session of a key that still may use its policy.
+    ///
+    /// # Errors
+    /// There is none, or the policy was taken from the key.
+    pub fn find(&self, number: &str, key: &Key) -> Result<Arc<Session>, Problem> {
+        let found = lock(&self.open).get(number).filter(|session| session.of.key == key.id).map(Arc::clone);
+        let session = found.ok_or_else(|| {
             Problem::new(StatusCode::NOT_FOUND, "no_such_session", "this key has no session of this number, or it has ended")
-        })
+        })?;
+        if !key.policies.contains(&session.of.policy) {
+            let detail = format!("key {} may use policy {} no more", key.id, session.of.policy);
+            return Err(Problem::new(StatusCode::FORBIDDEN, "policy_not_granted", detail));
+        }
+        Ok(session)
     }
 
     /// Opens a session of a key.
@@ -311,9 +320,8 @@ struct Opening {
 }
 
 /// `POST /v1/sessions`.
-pub async fn open(State(front): State<Arc<Front>>, Extension(peer): Extension<Peer>, request: Request) -> Result<Response, Problem> {
+pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let key = key_of(&front, peer, &parts.headers, &parts.uri, Scope::Keep)?;
     check_type(&parts.headers, "application/json")?;
     let body = read(body, MAX_OPENING, &mut front.buffer()).await?;
     let bad = |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_request", detail);
@@ -339,69 +347,36 @@ pub async fn open(State(front): State<Arc<Front>>, Extension(peer): Extension<Pe
 }
 
 /// `GET /v1/sessions`.
-pub async fn list(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<Response, Problem> {
-    let key = key_of(&front, peer, &headers, &uri, Scope::Keep)?;
+pub async fn list(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>) -> Result<Response, Problem> {
     let all: Vec<Value> =
         lock(&front.sessions.open).values().filter(|session| session.of.key == key.id).map(|session| session.show()).collect();
     Ok(json_response(&json!({ "sessions": all })))
 }
 
-/// What a request names: a session of its key.
-fn session_of(front: &Front, peer: Peer, number: &str, headers: &HeaderMap, uri: &Uri) -> Result<(Key, Arc<Session>), Problem> {
-    let key = key_of(front, peer, headers, uri, Scope::Keep)?;
-    let session = front.sessions.find(number, &key.id)?;
-    if !key.policies.contains(&session.of.policy) {
-        let detail = format!("key {} may use policy {} no more", key.id, session.of.policy);
-        return Err(Problem::new(StatusCode::FORBIDDEN, "policy_not_granted", detail));
-    }
-    Ok((key, session))
-}
-
 /// `GET /v1/sessions/{session}`.
-pub async fn show(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<Response, Problem> {
-    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
-    Ok(json_response(&session.show()))
+pub async fn show(OfSession(_, session): OfSession) -> Response {
+    json_response(&session.show())
 }
 
 /// `DELETE /v1/sessions/{session}`.
-pub async fn close(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<StatusCode, Problem> {
-    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+pub async fn close(State(front): Shared, OfSession(_, session): OfSession) -> StatusCode {
     // A run of it goes on to its end, unless it is cancelled.
     let mut keeper = session.keeper.lock().await;
     if let Some(mut keeper) = keeper.take() {
         close_keeper(&mut keeper).await;
     }
-    lock(&front.sessions.open).remove(&number);
-    Ok(StatusCode::NO_CONTENT)
+    lock(&front.sessions.open).remove(&session.of.session);
+    StatusCode::NO_CONTENT
 }
 
 /// `POST /v1/sessions/{session}/run`.
 pub async fn run(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
+    State(front): Shared,
+    OfSession(key, session): OfSession,
     query: Result<Query<BTreeMap<String, String>>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let (key, session) = session_of(&front, peer, &number, &parts.headers, &parts.uri)?;
     let mut query = query.map_err(|error| bad_query(format!("the query may have `queue`: {error}")))?.0;
     let queue = query.remove("queue");
     if let Some(name) = query.keys().next() {
@@ -412,14 +387,7 @@ pub async fn run(
 }
 
 /// `POST /v1/sessions/{session}/reset`.
-pub async fn reset(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<StatusCode, Problem> {
-    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+pub async fn reset(OfSession(_, session): OfSession) -> Result<StatusCode, Problem> {
     done(&session.ask(&Line::Reset(Only { id: None })).await?)?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -452,15 +420,7 @@ pub struct ListQuery {
 }
 
 /// `GET /v1/sessions/{session}/files/`.
-pub async fn list_files(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path(number): Path<String>,
-    query: Result<Query<ListQuery>, QueryRejection>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<Response, Problem> {
-    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+pub async fn list_files(OfSession(_, session): OfSession, query: Result<Query<ListQuery>, QueryRejection>) -> Result<Response, Problem> {
     list_directory(&session, String::new(), query).await
 }
 
@@ -477,14 +437,12 @@ async fn list_directory(
 
 /// `GET /v1/sessions/{session}/files/{path}`: a file, or with a slash at its end a directory.
 pub async fn read_file(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path((number, path)): Path<(String, String)>,
+    State(front): Shared,
+    OfSession(_, session): OfSession,
+    Path((_, path)): Path<(String, String)>,
     query: Result<Query<ListQuery>, QueryRejection>,
     headers: HeaderMap,
-    uri: Uri,
 ) -> Result<Response, Problem> {
-    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
     if path.ends_with('/') {
         return list_directory(&session, path.trim_end_matches('/').to_owned(), query).await;
     }
@@ -585,13 +543,12 @@ async fn read_all(front: &Front, session: &Arc<Session>, path: &str, first: u64,
 
 /// `PUT /v1/sessions/{session}/files/{path}`.
 pub async fn write_file(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path((number, path)): Path<(String, String)>,
+    State(front): Shared,
+    OfSession(_, session): OfSession,
+    Path((_, path)): Path<(String, String)>,
     request: Request,
 ) -> Result<StatusCode, Problem> {
     let (parts, body) = request.into_parts();
-    let (_, session) = session_of(&front, peer, &number, &parts.headers, &parts.uri)?;
     check_type(&parts.headers, "application/octet-stream")?;
     let mut buffer = front.buffer();
     let bytes = read(body, front.settings().max_body.min(MAX_WRITTEN), &mut buffer).await?;
@@ -603,14 +560,7 @@ pub async fn write_file(
 }
 
 /// `DELETE /v1/sessions/{session}/files/{path}`.
-pub async fn remove_file(
-    State(front): State<Arc<Front>>,
-    Extension(peer): Extension<Peer>,
-    Path((number, path)): Path<(String, String)>,
-    headers: HeaderMap,
-    uri: Uri,
-) -> Result<StatusCode, Problem> {
-    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+pub async fn remove_file(OfSession(_, session): OfSession, Path((_, path)): Path<(String, String)>) -> Result<StatusCode, Problem> {
     done(&session.ask(&Line::Remove(Remove { path, id: None })).await?)?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -39,8 +39,12 @@ fn each_endpoint_is_described_and_nothing_else_is() {
 /// The reasons of all problems that this crate makes, by status.
 fn made() -> Reasons {
     let mut made = Reasons::new();
-    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap() {
-        let path = entry.unwrap().path();
+    let mut paths = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    while let Some(path) = paths.pop() {
+        if path.is_dir() {
+            paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
         if path.extension().is_none_or(|extension| extension != "rs") {
             continue;
         }
