@@ -29,6 +29,8 @@ pub enum NotAdmitted {
     QueueFull,
     /// As many requests of the key wait as may.
     KeyQueue,
+    /// There is no such key any more.
+    KeyGone,
     /// The key has begun as many in the last minute as it may; the next may after this time.
     KeyRate(Duration),
     /// The key's runs have used as much CPU time in the last hour as they may; the next may begin after
@@ -36,10 +38,19 @@ pub enum NotAdmitted {
     KeyCpu(Duration),
 }
 
+/// A request that has not begun.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    ticket: Ticket,
+    size: RunSize,
+    /// It could begin. One of a session cannot while another runs there.
+    is_ready: bool,
+}
+
 #[derive(Debug, Default)]
 struct KeyState {
     running: u32,
-    waiting: VecDeque<(Ticket, RunSize)>,
+    waiting: VecDeque<Waiting>,
     /// When it was let in, within the last minute.
     recent: VecDeque<Instant>,
     /// The CPU time of its runs, in milliseconds, and when they ended; within the last hour.
@@ -77,23 +88,36 @@ impl Admission {
         admission
     }
 
-    /// Takes other settings. Who was let in stays so.
-    pub fn change(&mut self, capacity: Capacity, keys: &[Key]) {
+    /// Takes other settings. Returns who waits in vain now: for a key that has gone, or for more than
+    /// there is.
+    pub fn change(&mut self, capacity: Capacity, keys: &[Key]) -> Vec<(Ticket, NotAdmitted)> {
         self.capacity = capacity;
         self.quotas = keys.iter().map(|key| (key.id.clone(), key.clone())).collect();
+        let mut vain = Vec::new();
+        for (key, state) in &self.keys {
+            let why = |size| match self.quotas.contains_key(key) {
+                true => self.exceeds(size).then_some(NotAdmitted::NeverFits),
+                false => Some(NotAdmitted::KeyGone),
+            };
+            vain.extend(state.waiting.iter().filter_map(|waiting| Some((waiting.ticket, why(waiting.size)?))));
+        }
+        vain
     }
 
-    /// Lets a request in, which then waits for its turn.
+    fn exceeds(&self, size: RunSize) -> bool {
+        size.cpus > self.capacity.size.cpus || size.memory > self.capacity.size.memory
+    }
+
+    /// Lets a request in, which then waits for its turn. It has none before it is ready.
     ///
     /// # Errors
     /// It may not even wait.
-    pub fn ask(&mut self, key: &str, size: RunSize, now: Instant) -> Result<Ticket, NotAdmitted> {
-        let whole = self.capacity.size;
-        if size.cpus > whole.cpus || size.memory > whole.memory {
+    pub fn ask(&mut self, key: &str, size: RunSize, is_ready: bool, now: Instant) -> Result<Ticket, NotAdmitted> {
+        if self.exceeds(size) {
             return Err(NotAdmitted::NeverFits);
         }
         let waiting = self.waiting();
-        let Some(quota) = self.quotas.get(key) else { return Err(NotAdmitted::KeyQueue) };
+        let Some(quota) = self.quotas.get(key) else { return Err(NotAdmitted::KeyGone) };
         let state = self.keys.entry(key.to_owned()).or_default();
         if waiting >= self.capacity.waiting as usize {
             return Err(NotAdmitted::QueueFull);
@@ -119,35 +143,44 @@ impl Admission {
         if quota.runs_per_minute.is_some() {
             state.recent.push_back(now);
         }
-        state.waiting.push_back((ticket, size));
+        state.waiting.push_back(Waiting { ticket, size, is_ready });
         Ok(ticket)
     }
 
-    /// The request that begins now, if any does. It runs until [`Self::end`].
-    pub fn begin_next(&mut self) -> Option<Ticket> {
+    /// A request that waits could begin now.
+    pub fn make_ready(&mut self, ticket: Ticket) {
+        let mut waiting = self.keys.values_mut().flat_map(|state| &mut state.waiting);
+        waiting.find(|waiting| waiting.ticket == ticket).into_iter().for_each(|waiting| waiting.is_ready = true);
+    }
+
+    /// The request whose turn it is, if it fits. It has its turn until it begins.
+    pub fn next(&mut self) -> Option<Ticket> {
         let key = match self.next.take().filter(|key| self.may_begin(key)) {
             Some(key) => key,
             None => self.turn()?,
         };
-        let (_, size) = *self.keys.get(&key)?.waiting.front()?;
+        let Waiting { ticket, size, .. } = *self.keys.get(&key)?.waiting.iter().find(|waiting| waiting.is_ready)?;
+        self.next = Some(key);
         let fits = |used: u64, more: u64, most: u64| used.checked_add(more).is_some_and(|sum| sum <= most);
         let whole = self.capacity.size;
-        if !fits(self.used.cpus, size.cpus, whole.cpus) || !fits(self.used.memory, size.memory, whole.memory) {
-            self.next = Some(key);
-            return None;
-        }
-        let state = self.keys.get_mut(&key)?;
-        let (ticket, size) = state.waiting.pop_front()?;
+        (fits(self.used.cpus, size.cpus, whole.cpus) && fits(self.used.memory, size.memory, whole.memory)).then_some(ticket)
+    }
+
+    /// The request whose turn it is begins. It runs until [`Self::end`].
+    pub fn begin(&mut self, ticket: Ticket) {
+        let Some(key) = self.next.take() else { return };
+        let Some(state) = self.keys.get_mut(&key) else { return };
+        let Some(place) = state.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
+        let Some(Waiting { size, .. }) = state.waiting.remove(place) else { return };
         state.running += 1;
         self.used = RunSize { cpus: self.used.cpus + size.cpus, memory: self.used.memory + size.memory };
         self.running.insert(ticket, (key, size));
-        Some(ticket)
     }
 
-    /// Whether a key has a request that waits, and fewer running than it may.
+    /// Whether a key has a request that could begin, and fewer running than it may.
     fn may_begin(&self, key: &str) -> bool {
         let most = self.quotas.get(key).map_or(0, |quota| quota.running);
-        self.keys.get(key).is_some_and(|state| !state.waiting.is_empty() && state.running < most)
+        self.keys.get(key).is_some_and(|state| state.running < most && state.waiting.iter().any(|waiting| waiting.is_ready))
     }
 
     /// The key whose turn it is (smooth weighted round robin).
@@ -173,15 +206,15 @@ impl Admission {
 
     /// A request waits or runs no more.
     pub fn end(&mut self, ticket: Ticket) {
-        if let Some((key, size)) = self.running.remove(&ticket) {
+        let ran = self.running.remove(&ticket);
+        if let Some((key, size)) = &ran {
             self.used = RunSize { cpus: self.used.cpus - size.cpus, memory: self.used.memory - size.memory };
-            if let Some(state) = self.keys.get_mut(&key) {
-                state.running -= 1;
-            }
-            return;
+            self.keys.get_mut(key).into_iter().for_each(|state| state.running -= 1);
         }
         for state in self.keys.values_mut() {
-            state.waiting.retain(|(waiting, _)| *waiting != ticket);
+            if ran.is_none() {
+                state.waiting.retain(|waiting| waiting.ticket != ticket);
+            }
             if state.waiting.is_empty() && state.running == 0 {
                 // A key that comes back is owed nothing of the time when it asked for nothing.
                 state.owed = 0;
@@ -195,12 +228,6 @@ impl Admission {
         if let Some(state) = self.keys.get_mut(key).filter(|_| is_counted) {
             state.spent.push_back((now, ms));
         }
-    }
-
-    /// The requests that wait, and whose key there is no more.
-    pub fn without_key(&self) -> Vec<Ticket> {
-        let gone = self.keys.iter().filter(|(key, _)| !self.quotas.contains_key(*key));
-        gone.flat_map(|(_, state)| state.waiting.iter().map(|(ticket, _)| *ticket)).collect()
     }
 
     /// How many wait.
@@ -259,6 +286,10 @@ mod tests {
         Admission::new(Capacity { size: size(cpus), waiting: 200, queue_ms: 1000, sessions: 1 }, keys)
     }
 
+    fn begin_next(admission: &mut Admission) -> Option<Ticket> {
+        admission.next().inspect(|ticket| admission.begin(*ticket))
+    }
+
     #[test]
     fn keys_have_their_turns_by_weight_and_each_key_begins_in_order() {
         let mut admission = admission(1, &[key("a", 1, 9), key("b", 3, 9)]);
@@ -266,16 +297,16 @@ mod tests {
         let mut of = BTreeMap::new();
         for _ in 0..40 {
             for name in ["a", "b"] {
-                of.insert(admission.ask(name, size(1), now).unwrap(), name);
+                of.insert(admission.ask(name, size(1), true, now).unwrap(), name);
             }
         }
         let (mut begun, mut last) = (Vec::new(), BTreeMap::new());
         for _ in 0..40 {
-            let ticket = admission.begin_next().unwrap();
+            let ticket = begin_next(&mut admission).unwrap();
             let name = of[&ticket];
             assert!(last.insert(name, ticket).is_none_or(|before| before < ticket));
             begun.push(name);
-            assert_eq!(admission.begin_next(), None, "only one fits");
+            assert_eq!(begin_next(&mut admission), None, "only one fits");
             admission.end(ticket);
         }
         assert_eq!(begun.iter().filter(|name| **name == "a").count(), 10);
@@ -287,18 +318,18 @@ mod tests {
     fn a_large_request_is_not_passed_by_small_ones() {
         let mut admission = admission(4, &[key("large", 1, 9), key("small", 1, 9)]);
         let now = Instant::now();
-        let mut small = || admission.ask("small", size(1), now).unwrap();
+        let mut small = || admission.ask("small", size(1), true, now).unwrap();
         let first = small();
-        assert_eq!(admission.begin_next(), Some(first));
-        let large = admission.ask("large", size(4), now).unwrap();
-        let second = admission.ask("small", size(1), now).unwrap();
+        assert_eq!(begin_next(&mut admission), Some(first));
+        let large = admission.ask("large", size(4), true, now).unwrap();
+        let second = admission.ask("small", size(1), true, now).unwrap();
         // It is the large one's turn, since the small one had the last.
-        assert_eq!(admission.begin_next(), None);
+        assert_eq!(begin_next(&mut admission), None);
         admission.end(first);
-        assert_eq!(admission.begin_next(), Some(large));
-        assert_eq!(admission.begin_next(), None);
+        assert_eq!(begin_next(&mut admission), Some(large));
+        assert_eq!(begin_next(&mut admission), None);
         admission.end(large);
-        assert_eq!(admission.begin_next(), Some(second));
+        assert_eq!(begin_next(&mut admission), Some(second));
     }
 
     #[test]
@@ -308,27 +339,64 @@ mod tests {
         let cpu = Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) };
         let mut admission = admission(8, &[rate, short, cpu]);
         let now = Instant::now();
-        assert_eq!(admission.ask("short", size(9), now), Err(NotAdmitted::NeverFits));
-        assert_eq!(admission.ask("unknown", size(1), now), Err(NotAdmitted::KeyQueue));
+        assert_eq!(admission.ask("short", size(9), true, now), Err(NotAdmitted::NeverFits));
+        assert_eq!(admission.ask("unknown", size(1), true, now), Err(NotAdmitted::KeyGone));
         for _ in 0..2 {
-            assert!(admission.ask("rate", size(1), now).is_ok());
+            assert!(admission.ask("rate", size(1), true, now).is_ok());
         }
         let later = now + Duration::from_secs(20);
-        assert_eq!(admission.ask("rate", size(1), later), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
-        assert!(admission.ask("rate", size(1), now + MINUTE).is_ok());
-        assert!(admission.ask("cpu", size(1), now).is_ok());
+        assert_eq!(admission.ask("rate", size(1), true, later), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
+        assert!(admission.ask("rate", size(1), true, now + MINUTE).is_ok());
+        assert!(admission.ask("cpu", size(1), true, now).is_ok());
         admission.spend("cpu", 60, now);
-        assert!(admission.ask("cpu", size(1), later).is_ok());
+        assert!(admission.ask("cpu", size(1), true, later).is_ok());
         admission.spend("cpu", 40, later);
-        assert_eq!(admission.ask("cpu", size(1), later), Err(NotAdmitted::KeyCpu(HOUR - Duration::from_secs(20))));
-        assert!(admission.ask("cpu", size(1), now + HOUR).is_ok());
-        let first = admission.ask("short", size(1), now).unwrap();
-        assert_eq!(admission.ask("short", size(1), now), Err(NotAdmitted::KeyQueue));
-        while admission.begin_next().is_some() {}
-        let second = admission.ask("short", size(1), now).unwrap();
-        assert_eq!((admission.begin_next(), admission.of_key("short")), (None, (1, 1)), "one may run at a time");
+        assert_eq!(admission.ask("cpu", size(1), true, later), Err(NotAdmitted::KeyCpu(HOUR - Duration::from_secs(20))));
+        assert!(admission.ask("cpu", size(1), true, now + HOUR).is_ok());
+        let first = admission.ask("short", size(1), true, now).unwrap();
+        assert_eq!(admission.ask("short", size(1), true, now), Err(NotAdmitted::KeyQueue));
+        while begin_next(&mut admission).is_some() {}
+        let second = admission.ask("short", size(1), true, now).unwrap();
+        assert_eq!((begin_next(&mut admission), admission.of_key("short")), (None, (1, 1)), "one may run at a time");
         admission.end(first);
-        assert_eq!(admission.begin_next(), Some(second));
+        assert_eq!(begin_next(&mut admission), Some(second));
+    }
+
+    #[test]
+    fn what_cannot_begin_yet_holds_nothing_and_keeps_nobody() {
+        let mut admission = admission(2, &[key("session", 1, 9), key("other", 1, 9)]);
+        let now = Instant::now();
+        let first = admission.ask("session", size(1), true, now).unwrap();
+        let second = admission.ask("session", size(1), false, now).unwrap();
+        assert_eq!(begin_next(&mut admission), Some(first));
+        assert_eq!(begin_next(&mut admission), None, "its session is in use");
+        let third = admission.ask("session", size(1), true, now).unwrap();
+        assert_eq!(begin_next(&mut admission), Some(third));
+        let other = admission.ask("other", size(1), true, now).unwrap();
+        admission.end(first);
+        assert_eq!(begin_next(&mut admission), Some(other));
+        admission.make_ready(second);
+        assert_eq!(begin_next(&mut admission), None, "nothing is free");
+        admission.end(other);
+        assert_eq!(begin_next(&mut admission), Some(second));
+    }
+
+    #[test]
+    fn a_smaller_capacity_and_a_key_that_goes_keep_nobody_waiting() {
+        let keys = [key("a", 1, 9), key("b", 1, 9), key("c", 1, 9)];
+        let mut admission = admission(8, &keys);
+        let now = Instant::now();
+        let first = admission.ask("a", size(8), true, now).unwrap();
+        let large = admission.ask("a", size(8), true, now).unwrap();
+        let small = admission.ask("b", size(1), true, now).unwrap();
+        let gone = admission.ask("c", size(1), true, now).unwrap();
+        assert_eq!(begin_next(&mut admission), Some(first));
+        let smaller = Capacity { size: size(4), ..admission.capacity };
+        assert_eq!(admission.change(smaller, &keys[..2]), [(large, NotAdmitted::NeverFits), (gone, NotAdmitted::KeyGone)]);
+        for ticket in [large, gone, first] {
+            admission.end(ticket);
+        }
+        assert_eq!(begin_next(&mut admission), Some(small));
     }
 
     #[test]
@@ -336,10 +404,10 @@ mod tests {
         let mut admission = admission(3, &[key("a", 2, 9), key("b", 1, 2)]);
         let now = Instant::now();
         let tickets: Vec<_> =
-            (0..60).filter_map(|number| admission.ask(["a", "b"][number % 2], size(1 + number as u64 % 3), now).ok()).collect();
+            (0..60).filter_map(|number| admission.ask(["a", "b"][number % 2], size(1 + number as u64 % 3), true, now).ok()).collect();
         let mut begun = 0;
         for ticket in &tickets {
-            while admission.begin_next().is_some() {
+            while begin_next(&mut admission).is_some() {
                 begun += 1;
             }
             assert!(admission.used.cpus <= 3000);
@@ -353,11 +421,11 @@ mod tests {
     fn a_full_queue_takes_no_more() {
         let mut admission = Admission::new(Capacity { size: size(1), waiting: 2, queue_ms: 1, sessions: 1 }, &[key("a", 1, 1)]);
         let now = Instant::now();
-        assert!(admission.ask("a", size(1), now).is_ok());
-        let second = admission.ask("a", size(1), now).unwrap();
-        assert_eq!(admission.ask("a", size(1), now), Err(NotAdmitted::QueueFull));
+        assert!(admission.ask("a", size(1), true, now).is_ok());
+        let second = admission.ask("a", size(1), true, now).unwrap();
+        assert_eq!(admission.ask("a", size(1), true, now), Err(NotAdmitted::QueueFull));
         // One that gives up makes room.
         admission.end(second);
-        assert!(admission.ask("a", size(1), now).is_ok());
+        assert!(admission.ask("a", size(1), true, now).is_ok());
     }
 }

@@ -4,6 +4,8 @@
 //! a run of its own, which waits for its turn as any other; a line with `cases` is one run for each
 //! case. A batch whose client hangs up starts nothing more, and cancels what runs.
 
+mod lines;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
@@ -20,7 +22,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use stockade_protocol::{
     LimitKey,
     service::{Key, Settings},
@@ -39,6 +41,8 @@ use crate::{
     problem::Problem,
 };
 
+use lines::{Cases, Line};
+
 /// With so many bytes of answers that the client has not read, nothing more is started.
 const MAX_UNREAD: usize = 64 << 20;
 /// What waits for its turn beside what the key may have running, so that none of its turns is missed.
@@ -47,6 +51,10 @@ const AHEAD: usize = 2;
 pub const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 /// Refusals after which a request is tried again: it has only come too early.
 const TOO_EARLY: [&str; 5] = ["queue_full", "key_queue", "key_rate", "key_cpu", "buffers_full"];
+/// What a line takes in memory beside its bytes.
+const OF_LINE: usize = 128;
+/// Answers and starts between which the batch looks at what has come.
+const AT_ONCE: usize = 64;
 /// How soon at the earliest, and at the latest.
 const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
@@ -93,7 +101,10 @@ pub async fn batch(
         key,
         policy,
         deadline,
+        is_late: false,
         waiting: VecDeque::new(),
+        expanded: None,
+        held: None,
         running: JoinSet::new(),
         not_before: None,
         answers,
@@ -117,13 +128,25 @@ fn deadline_of(text: &str) -> Result<Instant, Problem> {
     }
 }
 
-/// One run of a batch.
+/// What waits for its turn.
 struct Item {
-    /// Its place among the answers.
-    ticket: usize,
-    /// Its line.
+    /// Which line it is.
     index: usize,
-    id: Option<String>,
+    /// Or why no more lines are read.
+    line: Result<Vec<u8>, Problem>,
+    buffer: Buffer,
+}
+
+/// A line with cases, of which some are left.
+struct Expanded {
+    index: usize,
+    cases: Cases,
+    _buffer: Buffer,
+}
+
+/// One run of a batch, which has its name.
+struct Ready {
+    name: Name,
     request: Vec<u8>,
     buffer: Buffer,
 }
@@ -141,7 +164,12 @@ struct Batch {
     key: Key,
     policy: String,
     deadline: Option<Instant>,
+    /// The deadline is over: what waits is not started.
+    is_late: bool,
     waiting: VecDeque<Item>,
+    expanded: Option<Expanded>,
+    /// It came too early.
+    held: Option<Ready>,
     running: JoinSet<(Name, Ending)>,
     /// The next start was refused, and is tried again then.
     not_before: Option<Instant>,
@@ -158,12 +186,12 @@ impl Batch {
         let mut body = Some(BodyReader::new(body, self.settings.max_body));
         let mut line = Vec::new();
         loop {
-            self.start_some();
-            if body.is_none() && self.waiting.is_empty() && self.running.is_empty() {
+            let has_more = self.start_some();
+            if body.is_none() && !self.waits() && self.running.is_empty() {
                 break;
             }
-            let pause = self.not_before.filter(|_| !self.waiting.is_empty());
-            let end = self.deadline.filter(|_| !self.waiting.is_empty());
+            let pause = self.not_before.filter(|_| self.waits());
+            let end = self.deadline.filter(|_| !self.is_late && self.waits());
             tokio::select! {
                 part = read_on(&mut body) => match part {
                     // A client that writes all before it reads gets its answers only so.
@@ -176,14 +204,14 @@ impl Batch {
                         for piece in part.split_inclusive(|byte| *byte == b'\n') {
                             line.extend_from_slice(piece);
                             if piece.ends_with(b"\n") {
-                                self.take(&std::mem::take(&mut line), &mut buffer);
+                                self.take(std::mem::take(&mut line), &mut buffer);
                             }
                         }
                     }
                     Ok(None) => {
                         body = None;
                         if !self.broken_off {
-                            self.take(&std::mem::take(&mut line), &mut buffer);
+                            self.take(std::mem::take(&mut line), &mut buffer);
                         }
                     }
                     Err(problem) => {
@@ -198,7 +226,8 @@ impl Batch {
                     }
                 }
                 () = until(pause) => self.not_before = None,
-                () = until(end) => self.give_up(),
+                () = until(end) => (self.is_late, self.not_before) = (true, None),
+                () = tokio::task::yield_now(), if has_more => {}
                 () = self.answers.taken(), if self.answers.are_many() => {}
                 () = self.answers.unwanted() => return,
             }
@@ -207,38 +236,23 @@ impl Batch {
         self.answers.send(self.tickets, vec![Bytes::from(format!("{end}\n"))]);
     }
 
-    /// A line of the body has come.
-    fn take(&mut self, line: &[u8], buffer: &mut Buffer) {
-        let length = line.len();
-        let text = line.trim_ascii();
-        if !text.is_empty() {
-            let index = self.lines;
-            self.lines += 1;
-            match requests_of(text, index) {
-                Ok(requests) => {
-                    for (id, request) in requests {
-                        let mut own = self.front.buffer();
-                        let item = match own.grow(request.len()) {
-                            Ok(()) => Item { ticket: self.tickets, index, id, request, buffer: own },
-                            Err(problem) => {
-                                self.answer_new(index, id, problem);
-                                continue;
-                            }
-                        };
-                        self.tickets += 1;
-                        self.waiting.push_back(item);
-                    }
-                }
-                Err((id, problem)) => self.answer_new(index, id, problem),
-            }
-        }
-        buffer.shrink(length);
+    /// Whether something is to be started or answered.
+    fn waits(&self) -> bool {
+        !self.waiting.is_empty() || self.expanded.is_some() || self.held.is_some()
     }
 
-    fn answer_new(&mut self, index: usize, id: Option<String>, problem: Problem) {
-        let ticket = self.tickets;
-        self.tickets += 1;
-        self.answer(Name { ticket, index, id }, Err(problem));
+    /// A line of the body has come, which `buffer` has room for.
+    fn take(&mut self, line: Vec<u8>, buffer: &mut Buffer) {
+        buffer.shrink(line.len());
+        if self.broken_off || line.trim_ascii().is_empty() {
+            return;
+        }
+        let mut own = self.front.buffer();
+        match own.grow(line.len() + OF_LINE) {
+            Ok(()) => self.waiting.push_back(Item { index: self.lines, line: Ok(line), buffer: own }),
+            Err(problem) => return self.break_off(problem),
+        }
+        self.lines += 1;
     }
 
     /// The body does not go on as it should. What has come of it is run, and what may still come is not.
@@ -246,20 +260,70 @@ impl Batch {
         if std::mem::replace(&mut self.broken_off, true) {
             return;
         }
-        self.answer_new(self.lines, None, problem);
+        self.waiting.push_back(Item { index: self.lines, line: Err(problem), buffer: self.front.buffer() });
     }
 
-    /// Starts what may be started now.
-    fn start_some(&mut self) {
-        while self.not_before.is_none() && !self.answers.are_many() && self.running.len() < self.key.running as usize + AHEAD {
-            let Some(item) = self.waiting.pop_front() else { return };
-            self.start(item);
+    /// Starts what may be started now, and answers what cannot be; whether there may be more of both.
+    fn start_some(&mut self) -> bool {
+        for _ in 0..AT_ONCE {
+            if self.not_before.is_some() || self.answers.are_many() || self.running.len() >= self.key.running as usize + AHEAD {
+                return false;
+            }
+            match self.next() {
+                None => return false,
+                Some(Ok(ready)) => self.start(ready),
+                Some(Err((name, problem))) => self.answer(name, Err(problem)),
+            }
+        }
+        true
+    }
+
+    /// The next run, or what is answered in its place.
+    fn next(&mut self) -> Option<Result<Ready, (Name, Problem)>> {
+        if let Some(held) = self.held.take() {
+            return Some(if self.is_late { Err((held.name, deadline_exceeded())) } else { Ok(held) });
+        }
+        loop {
+            if let Some(case) = self.expanded.as_mut().and_then(|line| line.cases.next()) {
+                return self.ready_case(case);
+            }
+            self.expanded = None;
+            let Item { index, line, buffer } = self.waiting.pop_front()?;
+            let read = line.map_err(|problem| (None, problem)).and_then(|line| Ok((Line::read(&line, index)?, line)));
+            match read {
+                Ok((Line::Cases(cases), _)) => self.expanded = Some(Expanded { index, cases, _buffer: buffer }),
+                Ok((Line::Whole(id), _)) if self.is_late => return Some(Err((self.name(index, id), deadline_exceeded()))),
+                Ok((Line::Whole(id), request)) => return Some(Ok(Ready { name: self.name(index, id), request, buffer })),
+                Err((id, problem)) => return Some(Err((self.name(index, id), problem))),
+            }
         }
     }
 
-    fn start(&mut self, item: Item) {
-        let Item { ticket, index, id, request, buffer } = item;
-        let name = Name { ticket, index, id };
+    fn ready_case(&mut self, (id, case): (String, lines::Case)) -> Option<Result<Ready, (Name, Problem)>> {
+        let line = self.expanded.as_ref()?;
+        let index = line.index;
+        if self.is_late {
+            return Some(Err((self.name(index, Some(id)), deadline_exceeded())));
+        }
+        let request = line.cases.request(&id, case);
+        Some(Ok(Ready { name: self.name(index, Some(id)), request, buffer: self.front.buffer() }))
+    }
+
+    fn name(&mut self, index: usize, id: Option<String>) -> Name {
+        let ticket = self.tickets;
+        self.tickets += 1;
+        Name { ticket, index, id }
+    }
+
+    fn start(&mut self, ready: Ready) {
+        let Ready { name, request, mut buffer } = ready;
+        // That of a case has no room yet.
+        if let Err(problem) = buffer.grow(request.len().saturating_sub(buffer.bytes())) {
+            if self.running.is_empty() {
+                return self.answer(name, Err(problem));
+            }
+            return self.hold(Ready { name, request, buffer }, &problem);
+        }
         let usual = self.settings.policies.get(&self.policy).copied().unwrap_or_default();
         let prepared = read_request(&request, usual).and_then(|read| Ok((read, new_number()?)));
         let ((size, about), number) = match prepared {
@@ -286,23 +350,20 @@ impl Batch {
                 self.running.spawn(async move { (name, handle.answer().await) });
             }
             Err((problem, order)) if TOO_EARLY.contains(&problem.reason) => {
-                let [least, most] = AGAIN;
-                let again = Duration::from_secs(problem.retry_after.unwrap_or(0)).clamp(least, most);
-                // Where it runs more itself, one of those will end before that.
-                self.not_before = Some(Instant::now() + if self.running.is_empty() { again } else { least });
                 let Order { request, buffer, .. } = *order;
-                let Name { ticket, index, id } = name;
-                self.waiting.push_front(Item { ticket, index, id, request, buffer });
+                self.hold(Ready { name, request, buffer }, &problem);
             }
             Err((problem, _)) => self.answer(name, Err(problem)),
         }
     }
 
-    /// The deadline is over: what waits is not started.
-    fn give_up(&mut self) {
-        for Item { ticket, index, id, .. } in std::mem::take(&mut self.waiting) {
-            self.answer(Name { ticket, index, id }, Err(deadline_exceeded()));
-        }
+    /// It has come too early.
+    fn hold(&mut self, ready: Ready, why: &Problem) {
+        let [least, most] = AGAIN;
+        let again = Duration::from_secs(why.retry_after.unwrap_or(0)).clamp(least, most);
+        // Where it runs more itself, one of those will end before that.
+        self.not_before = Some(Instant::now() + if self.running.is_empty() { again } else { least });
+        self.held = Some(ready);
     }
 
     fn answer(&mut self, name: Name, ending: Ending) {
@@ -342,55 +403,6 @@ async fn until(time: Option<Instant>) {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
-}
-
-/// One case of a line: what it has in place of the line's own.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Case {
-    id: Option<String>,
-    stdin: Option<Value>,
-    args: Option<Value>,
-    env: Option<Map<String, Value>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Line {
-    id: Option<String>,
-    cases: Option<Vec<Case>>,
-}
-
-type Requests = Vec<(Option<String>, Vec<u8>)>;
-
-/// The requests of a line, with their ids.
-fn requests_of(line: &[u8], index: usize) -> Result<Requests, (Option<String>, Problem)> {
-    let bad = |detail: String| Problem::new(StatusCode::BAD_REQUEST, "bad_json", detail);
-    let Line { id, cases } =
-        serde_json::from_slice(line).map_err(|error| (None, bad(format!("the line is no JSON object of a request: {error}"))))?;
-    let Some(cases) = cases else { return Ok(vec![(id, line.to_vec())]) };
-    let Ok(Value::Object(mut whole)) = serde_json::from_slice(line) else {
-        return Err((id, bad("the line is no JSON object".to_owned())));
-    };
-    whole.remove("cases");
-    if cases.is_empty() {
-        return Err((id, bad("`cases` is empty; leave it out for one run".to_owned())));
-    }
-    let of_line = id.unwrap_or_else(|| index.to_string());
-    let requests = cases.into_iter().enumerate().map(|(number, case)| {
-        let Case { id, stdin, args, env } = case;
-        let mut request = whole.clone();
-        let id = format!("{of_line}/{}", id.unwrap_or_else(|| number.to_string()));
-        request.insert("id".to_owned(), json!(id));
-        request.extend(stdin.map(|stdin| ("stdin".to_owned(), stdin)));
-        request.extend(args.map(|args| ("args".to_owned(), args)));
-        if let Some(env) = env {
-            let own = request.entry("env").or_insert_with(|| json!({}));
-            own.as_object_mut().into_iter().for_each(|own| own.extend(env.clone()));
-        }
-        (Some(id), Value::Object(request).to_string().into_bytes())
-    });
-    Ok(requests.collect())
 }
 
 /// What a client has not read.
@@ -471,35 +483,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
     use super::*;
-
-    fn texts(line: &str) -> Vec<(Option<String>, Value)> {
-        let requests = requests_of(line.as_bytes(), 7).map_err(|(_, problem)| problem.detail).unwrap();
-        requests.into_iter().map(|(id, request)| (id, serde_json::from_slice(&request).unwrap())).collect()
-    }
-
-    #[test]
-    fn a_line_is_one_request_or_one_for_each_case() {
-        let own = r#"{"code":"a","code":"b","id":"p"}"#;
-        // As it came: the worker refuses what stands twice.
-        assert_eq!(requests_of(own.as_bytes(), 0).unwrap_or_default(), [(Some("p".to_owned()), own.as_bytes().to_vec())]);
-        let cases = r#"{"code":"a","env":{"A":"1","B":"2"},"cases":[{"stdin":"x","env":{"B":"3"}},{"id":"c","args":["y"]}]}"#;
-        assert_eq!(
-            texts(cases),
-            [
-                (Some("7/0".to_owned()), json!({"code": "a", "env": {"A": "1", "B": "3"}, "stdin": "x", "id": "7/0"})),
-                (Some("7/c".to_owned()), json!({"code": "a", "env": {"A": "1", "B": "2"}, "args": ["y"], "id": "7/c"})),
-            ]
-        );
-        for (line, said) in [
-            ("7", "no JSON object"),
-            (r#"{"code":"a","cases":[]}"#, "empty"),
-            (r#"{"code":"a","cases":[{"code":"b"}]}"#, "unknown field `code`"),
-            (r#"{"code":"#, "EOF"),
-        ] {
-            let (_, problem) = requests_of(line.as_bytes(), 0).err().unwrap();
-            assert!(problem.detail.contains(said), "{line}: {}", problem.detail);
-        }
-    }
 
     #[test]
     fn answers_come_as_they_end_or_as_the_lines_came() {

@@ -65,8 +65,8 @@ struct State {
     admission: Admission,
     /// Who waits for a worker.
     waiters: BTreeMap<Ticket, Waiter>,
-    /// Who is to begin, and waits for an idle worker.
-    wanting: VecDeque<Waiter>,
+    /// Whose worker has ended before their code began: they have had their turn.
+    again: VecDeque<Waiter>,
     idle: Vec<(WorkerLink, Option<Prepared>)>,
     /// Those that wait or run.
     runs: BTreeMap<RunNumber, Run>,
@@ -202,7 +202,7 @@ impl Front {
             settings: Arc::new(settings),
             admission,
             waiters: BTreeMap::new(),
-            wanting: VecDeque::new(),
+            again: VecDeque::new(),
             idle: Vec::new(),
             runs: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -226,15 +226,16 @@ impl Front {
     /// Takes other settings, for all requests that come from now on.
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
-        state.admission.change(settings.capacity, &settings.keys);
+        let vain = state.admission.change(settings.capacity, &settings.keys);
         self.buffers.set_most(settings.max_buffers);
         state.settings = Arc::new(settings);
-        for ticket in state.admission.without_key() {
+        for (ticket, why) in vain {
             let Some(waiter) = state.waiters.remove(&ticket) else { continue };
-            let gone =
-                Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", "the key was taken away while the request waited; ask for another");
-            let _gone = waiter.hand_over.send(Err(gone));
+            let problem = state.not_admitted(why, &waiter.asks.key);
+            let _gone = waiter.hand_over.send(Err(problem));
         }
+        // There may be more than before.
+        state.begin_all();
     }
 
     /// Room for what one request brings and gets.
@@ -256,8 +257,8 @@ impl Front {
     pub fn drain(&self) {
         let mut state = self.state();
         state.draining = true;
-        let wanting = std::mem::take(&mut state.wanting);
-        for waiter in std::mem::take(&mut state.waiters).into_values().chain(wanting) {
+        let again = std::mem::take(&mut state.again);
+        for waiter in std::mem::take(&mut state.waiters).into_values().chain(again) {
             // One that was cancelled just now does not wait any more.
             let _gone = waiter.hand_over.send(Err(draining()));
         }
@@ -412,12 +413,19 @@ impl Front {
         state.begin_all();
     }
 
+    /// A request that waited for its keeper has it.
+    fn make_ready(&self, ticket: Ticket) {
+        let mut state = self.state();
+        state.admission.make_ready(ticket);
+        state.begin_all();
+    }
+
     /// Another worker for a request whose worker had ended.
     fn another_worker(&self, asks: Asks) -> oneshot::Receiver<Result<Option<WorkerLink>, Problem>> {
         let (hand_over, worker) = oneshot::channel();
         let mut state = self.state();
         if !state.draining {
-            state.wanting.push_back(Waiter { asks, hand_over, has_keeper: false });
+            state.again.push_back(Waiter { asks, hand_over, has_keeper: false });
             state.begin_all();
         }
         worker
@@ -437,7 +445,10 @@ impl Front {
         let asked = if state.draining {
             Err(draining())
         } else {
-            state.admission.ask(&order.key.id, order.size, came).map_err(|why| state.not_admitted(why, &order.key))
+            state
+                .admission
+                .ask(&order.key.id, order.size, order.session.is_none(), came)
+                .map_err(|why| state.not_admitted(why, &order.key.id))
         };
         let ticket = match asked {
             Ok(ticket) => ticket,
@@ -504,25 +515,38 @@ impl Front {
 }
 
 impl State {
-    /// Lets those begin whose turn it is and that fit, and gives them idle workers.
+    /// Lets those begin whose turn it is, that fit, and that have a worker or a keeper.
     fn begin_all(&mut self) {
+        while let Some(waiter) = self.again.pop_front() {
+            let Some(worker) = self.take_idle(&waiter.asks) else {
+                self.again.push_front(waiter);
+                break;
+            };
+            self.hand_over(waiter, Some(worker));
+        }
         while !self.draining
-            && let Some(ticket) = self.admission.begin_next()
+            && let Some(ticket) = self.admission.next()
         {
-            let Some(waiter) = self.waiters.remove(&ticket) else { continue };
-            if waiter.has_keeper {
-                // One that was cancelled just now ends by itself.
-                let _gone = waiter.hand_over.send(Ok(None));
-            } else {
-                self.wanting.push_back(waiter);
+            let worker = match self.waiters.get(&ticket) {
+                Some(waiter) if !waiter.has_keeper => {
+                    let asks = waiter.asks.clone();
+                    let Some(worker) = self.take_idle(&asks) else { return };
+                    Some(worker)
+                }
+                _ => None,
+            };
+            self.admission.begin(ticket);
+            if let Some(waiter) = self.waiters.remove(&ticket) {
+                self.hand_over(waiter, worker);
             }
         }
-        while let Some(waiter) = self.wanting.pop_front() {
-            let Some((worker, prepared)) = self.take_idle(&waiter.asks) else { return self.wanting.push_front(waiter) };
-            if let Err(Ok(Some(worker))) = waiter.hand_over.send(Ok(Some(worker))) {
-                // It was cancelled just now, and ends by itself.
-                self.idle.push((worker, prepared));
-            }
+    }
+
+    fn hand_over(&mut self, waiter: Waiter, worker: Option<(WorkerLink, Option<Prepared>)>) {
+        let (worker, prepared) = worker.unzip();
+        if let Err(Ok(Some(worker))) = waiter.hand_over.send(Ok(worker)) {
+            // It was cancelled just now, and ends by itself.
+            self.idle.push((worker, prepared.flatten()));
         }
     }
 
@@ -553,7 +577,7 @@ impl State {
         dropped
     }
 
-    fn not_admitted(&self, why: NotAdmitted, key: &Key) -> Problem {
+    fn not_admitted(&self, why: NotAdmitted, id: &str) -> Problem {
         let wait = self.settings.capacity.queue_ms.div_ceil(1000);
         match why {
             NotAdmitted::NeverFits => Problem::new(
@@ -566,17 +590,21 @@ impl State {
                     format!("{} requests wait already, as many as may (`[capacity] waiting`); try again later", self.admission.waiting());
                 Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_full", detail).after(wait / 2)
             }
+            NotAdmitted::KeyGone => {
+                Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", "the key was taken away while the request waited; ask for another")
+            }
             NotAdmitted::KeyQueue => {
-                let detail = format!("as many requests of key {} wait as may ({}); try again when some have ended", key.id, key.waiting);
+                let detail = format!("as many requests of key {id} wait as may (`waiting`); try again when some have ended");
                 Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_queue", detail).after(1)
             }
             NotAdmitted::KeyCpu(after) => {
-                let detail = format!("the runs of key {} have used the CPU time that they may use in an hour", key.id);
+                let detail = format!("the runs of key {id} have used the CPU time that they may use in an hour");
                 Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_cpu", detail).after(after.as_secs() + 1)
             }
             NotAdmitted::KeyRate(after) => {
-                let most = key.runs_per_minute.unwrap_or_default();
-                let detail = format!("key {} may begin {most} runs a minute", key.id);
+                let key = self.settings.keys.iter().find(|key| key.id == id);
+                let most = key.and_then(|key| key.runs_per_minute).unwrap_or_default();
+                let detail = format!("key {id} may begin {most} runs a minute");
                 Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_rate", detail).after(after.as_secs() + 1)
             }
         }

@@ -4,7 +4,7 @@
 //! host that it names must be listed, an origin must be one of these, and bodies are JSON alone. No
 //! cookie is set and none is read, and no answer permits another site to read it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -17,7 +17,10 @@ use axum::{
     routing::{MethodFilter, MethodRouter, on},
 };
 use http_body_util::BodyExt;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use stockade_protocol::{
@@ -44,6 +47,8 @@ const KEEP_STREAM: Duration = Duration::from_secs(60);
 const KEEP_LATER: Duration = Duration::from_secs(300);
 /// How long the same request gets the same answer.
 const KEEP_NAMED: Duration = Duration::from_secs(600);
+/// Labels and limits of a request that are looked at.
+const FIRST_FIELDS: usize = 64;
 /// Bytes of a run's number.
 const NUMBER: usize = 8;
 
@@ -432,10 +437,37 @@ pub async fn read(body: Body, most: u64, buffer: &mut Buffer) -> Result<Vec<u8>,
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Asked {
+    #[serde(deserialize_with = "first_fields")]
     limits: BTreeMap<String, LimitValue>,
     language: Option<String>,
     id: Option<String>,
+    #[serde(deserialize_with = "first_fields")]
     labels: BTreeMap<String, String>,
+}
+
+/// The first fields of an object; those behind them take no memory. There are fewer limits than that, and
+/// fewer labels are shown.
+fn first_fields<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, T>, D::Error> {
+    struct First<T>(BTreeMap<String, T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for First<T> {
+        type Value = BTreeMap<String, T>;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(mut self, mut fields: A) -> Result<Self::Value, A::Error> {
+            while self.0.len() < FIRST_FIELDS {
+                let Some((name, value)) = fields.next_entry()? else { return Ok(self.0) };
+                self.0.insert(name, value);
+            }
+            while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            Ok(self.0)
+        }
+    }
+
+    from.deserialize_map(First(BTreeMap::new()))
 }
 
 /// What a run takes, by its request or else by its policy, and what the request says of itself. The

@@ -49,6 +49,8 @@ const MAX_WRITTEN: u64 = 45 << 20;
 /// Bytes of a file that are read at once.
 const PART: u64 = 8 << 20;
 const MAX_LABELS: usize = 64;
+/// The most bytes of them, as they go to the supervisor.
+const MAX_LABEL_BYTES: usize = 16 << 10;
 
 /// A session.
 pub struct Session {
@@ -62,29 +64,41 @@ pub struct Session {
 pub struct Sessions {
     open: Mutex<BTreeMap<String, Arc<Session>>>,
     /// Those that the supervisor was asked for.
-    wanted: Mutex<BTreeMap<String, oneshot::Sender<Result<WorkerLink, String>>>>,
+    wanted: Mutex<BTreeMap<String, oneshot::Sender<Result<WorkerLink, NoKeeper>>>>,
     wishes: mpsc::UnboundedSender<FromFront>,
 }
 
-/// The keeper of a session, for one operation. Where that is not given back, the session is over: the
-/// operation has not come to its end.
+/// The keeper of a session, for one operation. Where that was begun and has not come to its end, the
+/// session is over.
 pub struct KeeperGuard {
     guard: OwnedMutexGuard<Option<WorkerLink>>,
     session: Arc<Session>,
-    is_whole: bool,
+    is_busy: bool,
 }
 
 impl KeeperGuard {
-    /// The operation is over.
-    pub fn give_back(mut self) {
-        self.is_whole = true;
+    /// What was asked of it is done.
+    pub fn is_done(&mut self) {
+        self.is_busy = false;
+    }
+
+    /// Has it do something that is no run.
+    async fn ask_line(&mut self, line: &Line) -> Result<Value, Problem> {
+        let text = serde_json::to_vec(line).map_err(|error| failed(&error.to_string()))?;
+        let lost = |error: LinkError| Problem { started: false, ..failed(&error.to_string()) };
+        let answer = self.ask(&text).await.map_err(lost)?;
+        if !matches!(self.next().await, Ok(FromWorker::Idle(_))) {
+            return Err(failed("its keeper did not come back"));
+        }
+        self.is_done();
+        serde_json::from_slice(&answer).map_err(|error| failed(&error.to_string()))
     }
 }
 
 impl Drop for KeeperGuard {
     fn drop(&mut self) {
         self.session.touch();
-        if !self.is_whole {
+        if self.is_busy {
             *self.guard = None;
         }
     }
@@ -102,6 +116,8 @@ impl Deref for KeeperGuard {
 impl DerefMut for KeeperGuard {
     #[allow(clippy::expect_used, reason = "as above")]
     fn deref_mut(&mut self) -> &mut WorkerLink {
+        // Who changes it asks something of it.
+        self.is_busy = true;
         self.guard.as_mut().expect("a keeper")
     }
 }
@@ -127,7 +143,7 @@ impl Session {
             return Err(session_ended());
         }
         self.touch();
-        Ok(KeeperGuard { guard, session: self, is_whole: false })
+        Ok(KeeperGuard { guard, session: self, is_busy: false })
     }
 
     fn touch(&self) {
@@ -139,20 +155,9 @@ impl Session {
     }
 
     /// Has its keeper do something that is no run.
-    async fn ask(self: &Arc<Self>, line: &Line) -> Result<Value, Problem> {
-        let mut keeper = Arc::clone(self).keeper().await?;
-        self.ask_with(&mut keeper, line).await.inspect(|_| keeper.give_back())
-    }
-
-    /// The same, of a keeper that there is more to be asked of.
-    async fn ask_with(&self, keeper: &mut KeeperGuard, line: &Line) -> Result<Value, Problem> {
-        let text = serde_json::to_vec(line).map_err(|error| failed(&error.to_string()))?;
-        let lost = |error: LinkError| Problem { started: false, ..failed(&error.to_string()) };
-        let answer = keeper.ask(&text).await.map_err(lost)?;
-        if !matches!(keeper.next().await, Ok(FromWorker::Idle(_))) {
-            return Err(failed("its keeper did not come back"));
-        }
-        serde_json::from_slice(&answer).map_err(|error| failed(&error.to_string()))
+    async fn ask(self: &Arc<Self>, line: Line) -> Result<Value, Problem> {
+        let session = Arc::clone(self);
+        to_its_end(async move { session.keeper().await?.ask_line(&line).await }).await
     }
 
     fn show(&self) -> Value {
@@ -201,7 +206,7 @@ impl Sessions {
     /// The supervisor starts none.
     pub fn refuse(&self, none: NoKeeper) {
         let asks = lock(&self.wanted).remove(&none.session);
-        let _gone = asks.map(|asks| asks.send(Err(none.why)));
+        let _gone = asks.map(|asks| asks.send(Err(none)));
     }
 
     fn begin(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) -> Arc<Session> {
@@ -232,12 +237,7 @@ impl Sessions {
     async fn open(&self, front: &Arc<Front>, key: &Key, of: KeeperOf) -> Result<Arc<Session>, Problem> {
         let (own, all) = self.count(&key.id);
         if own >= key.sessions as usize || all >= front.settings().capacity.sessions as usize {
-            let detail = format!(
-                "as many sessions are open as may be: {} of this key, {} of all; close some",
-                key.sessions,
-                front.settings().capacity.sessions
-            );
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_sessions", detail).after(10));
+            return Err(too_many(front, key, 10));
         }
         let (ask, answer) = oneshot::channel();
         lock(&self.wanted).insert(of.session.clone(), ask);
@@ -245,7 +245,8 @@ impl Sessions {
         // It ends with this process.
         let _sent = self.wishes.send(FromFront::Keep(of.clone()));
         let begun = async {
-            let mut link = answer.await.map_err(|_| failed("the supervisor has not answered"))?.map_err(|why| failed(&why))?;
+            let none = |none: NoKeeper| if none.is_full { too_many(front, key, 1) } else { failed(&none.why) };
+            let mut link = answer.await.map_err(|_| failed("the supervisor has not answered"))?.map_err(none)?;
             match link.next().await {
                 Ok(FromWorker::Idle(_)) => Ok(link),
                 Ok(FromWorker::Result(mut answer)) => {
@@ -260,6 +261,12 @@ impl Sessions {
         drop(wanted);
         Ok(self.begin(front, of, link))
     }
+}
+
+/// Does something of a session to its end, whether or not its client still waits: an operation that is
+/// broken off ends the session.
+async fn to_its_end<T: Send + 'static>(operation: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<T, Problem> {
+    tokio::spawn(operation).await.map_err(|error| failed(&error.to_string()))?
 }
 
 /// A session that was asked for. Forgotten when dropped.
@@ -279,7 +286,7 @@ async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
     loop {
         tokio::time::sleep_until(session.ends_at().min(Instant::now() + Duration::from_secs(1))).await;
         // One that something is asked of is in use.
-        let Ok(mut keeper) = session.keeper.try_lock() else {
+        let Ok(keeper) = session.keeper.try_lock() else {
             session.touch();
             continue;
         };
@@ -287,10 +294,16 @@ async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
         if is_there && Instant::now() < session.ends_at() {
             continue;
         }
-        if let Some(mut keeper) = keeper.take() {
-            close_keeper(&mut keeper).await;
-        }
         break;
+    }
+    close_session(&front, &session).await;
+}
+
+/// Ends a session. A run of it goes on to its end, unless it is cancelled.
+async fn close_session(front: &Front, session: &Session) {
+    let mut keeper = session.keeper.lock().await;
+    if let Some(mut keeper) = keeper.take() {
+        close_keeper(&mut keeper).await;
     }
     lock(&front.sessions.open).remove(&session.of.session);
 }
@@ -299,6 +312,12 @@ async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
 async fn close_keeper(keeper: &mut WorkerLink) {
     let text = serde_json::to_vec(&Line::Close(Only { id: None })).unwrap_or_default();
     let _closed = tokio::time::timeout(Duration::from_secs(2), keeper.ask(&text)).await;
+}
+
+fn too_many(front: &Front, key: &Key, after: u64) -> Problem {
+    let all = front.settings().capacity.sessions;
+    let detail = format!("as many sessions are open as may be: {} of this key, {all} of all; close some", key.sessions);
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_sessions", detail).after(after)
 }
 
 /// The keeper is gone, and all files of its session.
@@ -334,11 +353,19 @@ pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, requ
         Some(Ok(Some(ms))) if (1000..=MAX_IDLE.as_millis() as u64).contains(&ms) => Duration::from_millis(ms),
         Some(_) => return Err(bad("`idle` is a duration such as \"10min\"; \"1s\" to \"24h\"".to_owned())),
     };
-    if labels.len() > MAX_LABELS {
-        return Err(bad(format!("`labels` has at most {MAX_LABELS}")));
+    if labels.len() > MAX_LABELS || serde_json::to_vec(&labels).is_ok_and(|text| text.len() > MAX_LABEL_BYTES) {
+        return Err(bad(format!("`labels` has at most {MAX_LABELS}, and together they take at most {MAX_LABEL_BYTES} bytes of JSON")));
     }
     let of = KeeperOf { session: new_number()?, key: key.id.clone(), policy, idle_ms: idle.as_millis() as u64, labels };
-    let session = front.sessions.open(&front, &key, of).await?;
+    // A client that has gone meanwhile does not know its number: then it ends.
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        let opened = front.sessions.open(&front, &key, of).await;
+        if let Err(Ok(session)) = tell.send(opened) {
+            close_session(&front, &session).await;
+        }
+    });
+    let session = told.await.map_err(|_| failed("it was not opened"))??;
     let mut response = json_response(&session.show());
     *response.status_mut() = StatusCode::CREATED;
     let place = HeaderValue::from_str(&format!("/v1/sessions/{}", session.of.session));
@@ -360,12 +387,7 @@ pub async fn show(OfSession(_, session): OfSession) -> Response {
 
 /// `DELETE /v1/sessions/{session}`.
 pub async fn close(State(front): Shared, OfSession(_, session): OfSession) -> StatusCode {
-    // A run of it goes on to its end, unless it is cancelled.
-    let mut keeper = session.keeper.lock().await;
-    if let Some(mut keeper) = keeper.take() {
-        close_keeper(&mut keeper).await;
-    }
-    lock(&front.sessions.open).remove(&session.of.session);
+    close_session(&front, &session).await;
     StatusCode::NO_CONTENT
 }
 
@@ -388,7 +410,7 @@ pub async fn run(
 
 /// `POST /v1/sessions/{session}/reset`.
 pub async fn reset(OfSession(_, session): OfSession) -> Result<StatusCode, Problem> {
-    done(&session.ask(&Line::Reset(Only { id: None })).await?)?;
+    done(&session.ask(Line::Reset(Only { id: None })).await?)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -430,7 +452,7 @@ async fn list_directory(
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let query = query.map_err(|error| bad_query(format!("the query may have `recursive`, which is true or false: {error}")))?;
-    let answer = session.ask(&Line::List(List { path, recursive: query.0.recursive, id: None })).await?;
+    let answer = session.ask(Line::List(List { path, recursive: query.0.recursive, id: None })).await?;
     done(&answer)?;
     Ok(json_response(&json!({ "entries": answer["entries"], "truncated": answer["truncated"] })))
 }
@@ -452,7 +474,7 @@ pub async fn read_file(
         Some(Range::From(first, last)) => (first, last),
         Some(Range::Last(count)) => (size_of(&session, &path).await?.saturating_sub(count), None),
     };
-    let FileBytes { bytes, size, buffer } = read_all(&front, &session, &path, first, last).await?;
+    let FileBytes { bytes, size, buffer } = to_its_end(read_all(front, session, path, first, last)).await?;
     if range.is_some() && bytes.is_empty() && first >= size {
         let detail = format!("the file has {size} bytes");
         let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "bad_range", detail).into_response();
@@ -491,19 +513,19 @@ fn parse_range(text: &str) -> Option<Range> {
     }
 }
 
-async fn read_part(session: &Session, keeper: &mut KeeperGuard, path: &str, offset: u64, length: u64) -> Result<(Vec<u8>, u64), Problem> {
+async fn read_part(keeper: &mut KeeperGuard, path: &str, offset: u64, length: u64) -> Result<(Vec<u8>, u64), Problem> {
     let line = Line::Read(Read { path: path.to_owned(), offset, length: Some(length), encoding: Encoding::Base64, id: None });
-    let answer = session.ask_with(keeper, &line).await?;
+    let answer = keeper.ask_line(&line).await?;
     done(&answer)?;
     let bytes = STANDARD.decode(answer["base64"].as_str().unwrap_or_default()).map_err(|error| failed(&error.to_string()))?;
     Ok((bytes, answer["size"].as_u64().unwrap_or(0)))
 }
 
 async fn size_of(session: &Arc<Session>, path: &str) -> Result<u64, Problem> {
-    let mut keeper = Arc::clone(session).keeper().await?;
-    let read = read_part(session, &mut keeper, path, 0, 0).await;
-    keeper.give_back();
-    Ok(read?.1)
+    let line = Line::Read(Read { path: path.to_owned(), offset: 0, length: Some(0), encoding: Encoding::Base64, id: None });
+    let answer = session.ask(line).await?;
+    done(&answer)?;
+    Ok(answer["size"].as_u64().unwrap_or(0))
 }
 
 struct FileBytes {
@@ -514,31 +536,20 @@ struct FileBytes {
 }
 
 /// Reads a file in parts, between which nothing else happens in the session.
-async fn read_all(front: &Front, session: &Arc<Session>, path: &str, first: u64, last: Option<u64>) -> Result<FileBytes, Problem> {
-    let (mut bytes, mut size, mut buffer) = (Vec::new(), 0, front.buffer());
-    let mut keeper = Arc::clone(session).keeper().await?;
-    let mut read = async || -> Result<(), Problem> {
-        loop {
-            let offset = first.saturating_add(bytes.len() as u64);
-            let most = last.map_or(PART, |last| last.saturating_add(1).saturating_sub(offset).min(PART));
-            let (part, whole) = read_part(session, &mut keeper, path, offset, most).await?;
-            size = whole;
-            buffer.grow(part.len())?;
-            let part_length = part.len() as u64;
-            let is_last = part_length < PART;
-            bytes.extend(part);
-            if is_last || offset.saturating_add(part_length) >= size {
-                return Ok(());
-            }
+async fn read_all(front: Arc<Front>, session: Arc<Session>, path: String, first: u64, last: Option<u64>) -> Result<FileBytes, Problem> {
+    let (mut bytes, mut buffer) = (Vec::new(), front.buffer());
+    let mut keeper = session.keeper().await?;
+    loop {
+        let offset = first.saturating_add(bytes.len() as u64);
+        let most = last.map_or(PART, |last| last.saturating_add(1).saturating_sub(offset).min(PART));
+        let (part, size) = read_part(&mut keeper, &path, offset, most).await?;
+        buffer.grow(part.len())?;
+        let length = part.len() as u64;
+        bytes.extend(part);
+        if length < PART || offset.saturating_add(length) >= size {
+            return Ok(FileBytes { bytes, size, buffer });
         }
-    };
-    let came = read().await;
-    // A refusal of the keeper's is no end of it.
-    if came.as_ref().err().is_none_or(|problem| problem.reason != "session_failed") {
-        keeper.give_back();
     }
-    came?;
-    Ok(FileBytes { bytes, size, buffer })
 }
 
 /// `PUT /v1/sessions/{session}/files/{path}`.
@@ -555,13 +566,13 @@ pub async fn write_file(
     buffer.grow(bytes.len() / 3 * 4)?;
     let contents = TextOrBase64::Base64(Base64 { base64: STANDARD.encode(bytes) });
     let line = Line::Write(Write { path, contents, append: false, whole: true, id: None });
-    done(&session.ask(&line).await?)?;
+    done(&session.ask(line).await?)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// `DELETE /v1/sessions/{session}/files/{path}`.
 pub async fn remove_file(OfSession(_, session): OfSession, Path((_, path)): Path<(String, String)>) -> Result<StatusCode, Problem> {
-    done(&session.ask(&Line::Remove(Remove { path, id: None })).await?)?;
+    done(&session.ask(Line::Remove(Remove { path, id: None })).await?)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

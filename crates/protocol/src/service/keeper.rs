@@ -33,6 +33,8 @@ pub struct NoKeeper {
     pub session: String,
     /// Why not.
     pub why: String,
+    /// There are as many as may be, of all keys or of this one.
+    pub is_full: bool,
 }
 
 /// What the front tells the supervisor.

@@ -57,6 +57,11 @@ impl Buffer {
         Ok(())
     }
 
+    /// How many it has room for.
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
+
     /// These bytes, which it has room for: they count until the last was written.
     pub fn hold(self, answer: Vec<u8>) -> Bytes {
         Bytes::from_owner(BufferedAnswer { answer, _buffer: self })

@@ -78,23 +78,34 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     let Queued { begin, request, buffer, asks, session, worker: mut given, mut cancelled, wait, came } = turn;
     let (key, policy, number) = (begin.key.clone(), begin.policy.clone(), begin.run.clone());
     let metrics = &place.front.metrics;
+    let late = || tokio::time::sleep(wait.saturating_sub(came.elapsed()));
+    // The turn of a session's run comes only when it has its keeper.
+    let mut keeper = match &session {
+        None => None,
+        Some(session) => tokio::select! {
+            keeper = Arc::clone(session).keeper() => Some(keeper?),
+            problem = &mut given => return Err(problem.ok().and_then(Result::err).unwrap_or_else(draining)),
+            _ = &mut cancelled => return Err(cancelled_in_queue()),
+            () = late() => return Err(queue_timeout(wait)),
+        },
+    };
+    if keeper.is_some() {
+        place.front.make_ready(place.ticket);
+    }
     let mut held = Some((request, buffer));
     let mut tries = 0;
     let (mut worker, result, queued) = loop {
         let next = tokio::select! {
-            worker = given => worker.unwrap_or_else(|_| Err(draining()))?,
-            _ = &mut cancelled => return Err(cancelled_in_queue()),
-            () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
+            worker = given => worker.unwrap_or_else(|_| Err(draining())),
+            _ = &mut cancelled => Err(cancelled_in_queue()),
+            () = late() => Err(queue_timeout(wait)),
         };
-        let mut worker = match (next, &session) {
-            (Some(worker), _) => Link::Worker(worker),
-            (None, Some(session)) => tokio::select! {
-                keeper = Arc::clone(session).keeper() => Link::Keeper(keeper?),
-                _ = &mut cancelled => return Err(cancelled_in_queue()),
-                () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
-            },
-            (None, None) => return Err(draining()),
+        let next = match next {
+            Ok(Some(worker)) => Some(Link::Worker(worker)),
+            Ok(None) => keeper.take().map(Link::Keeper),
+            Err(problem) => return Err(problem),
         };
+        let Some(mut worker) = next else { return Err(draining()) };
         let began = Instant::now();
         let queued = began.duration_since(came);
         if let Some(run) = place.front.state().runs.get_mut(&place.number) {
@@ -133,7 +144,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         match (idle, worker) {
             (Ok(FromWorker::Idle(prepared)), Link::Worker(worker)) => front.add_idle(worker, prepared),
             // It is free from here on.
-            (Ok(FromWorker::Idle(_)), Link::Keeper(keeper)) => keeper.give_back(),
+            (Ok(FromWorker::Idle(_)), Link::Keeper(mut keeper)) => keeper.is_done(),
             _ => {}
         }
     });

@@ -434,9 +434,10 @@ impl Group<'_, '_> {
     fn serve_front(&mut self) {
         while let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::hear) {
             let session = of.session.clone();
+            let is_full = self.is_full(&of);
             let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
             if let (Err(why), Some(front)) = (started, &mut self.front)
-                && front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why }), &[]).is_err()
+                && front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why, is_full }), &[]).is_err()
             {
                 // One that asks and does not listen would hold up all else. Another takes its place.
                 let _ended = front.child.kill();
@@ -446,17 +447,25 @@ impl Group<'_, '_> {
 
     /// Whether the front may have this keeper: its word alone is not enough.
     fn check_keeper(&self, of: &KeeperOf) -> Result<(), String> {
-        let Settings { keys, capacity, .. } = &self.settings.front;
+        let Settings { keys, .. } = &self.settings.front;
         let key = keys.iter().find(|key| key.id == of.key && key.scopes.contains(&Scope::Keep) && key.policies.contains(&of.policy));
-        let key = key.ok_or_else(|| format!("key {} may have no session under policy {}", of.key, of.policy))?;
-        let of_key = self.keepers.iter().filter(|keeper| keeper.of.key == of.key).count();
+        key.ok_or_else(|| format!("key {} may have no session under policy {}", of.key, of.policy))?;
         if self.keepers.iter().any(|keeper| keeper.of.session == of.session) {
             return Err(String::from("there is such a session"));
         }
-        if self.keepers.len() >= capacity.sessions as usize || of_key >= key.sessions as usize {
+        if self.is_full(of) {
             return Err(String::from("there are as many sessions as may be"));
         }
         Ok(())
+    }
+
+    /// Whether there are as many keepers as may be, of all keys or of this one; also those that are
+    /// ending.
+    fn is_full(&self, of: &KeeperOf) -> bool {
+        let Settings { keys, capacity, .. } = &self.settings.front;
+        let most = keys.iter().find(|key| key.id == of.key).map_or(0, |key| key.sessions);
+        let of_key = self.keepers.iter().filter(|keeper| keeper.of.key == of.key).count();
+        self.keepers.len() >= capacity.sessions as usize || of_key >= most as usize
     }
 
     fn start_keeper(&mut self, of: KeeperOf) -> io::Result<()> {
