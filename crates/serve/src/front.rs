@@ -159,6 +159,7 @@ struct EndedRun {
 /// The run of a request with an `Idempotency-Key`.
 struct Named {
     request: RequestHash,
+    number: RunNumber,
     log: Weak<RunLog>,
 }
 
@@ -371,16 +372,17 @@ impl Front {
         running.or_else(kept).map(Arc::clone)
     }
 
-    /// What came of the request of this key that had this `Idempotency-Key`, where it is known.
+    /// The run of the request of this key that had this `Idempotency-Key`, and what came of it, where that is
+    /// known.
     ///
     /// # Errors
     /// It is not answered yet, or was another request.
-    pub fn repeated(&self, key: &str, name: &str, request: &RequestHash) -> Result<Option<Ending>, Problem> {
-        let (same, log) = {
+    pub fn repeated(&self, key: &str, name: &str, request: &RequestHash) -> Result<Option<(RunNumber, Arc<RunLog>, Ending)>, Problem> {
+        let (same, number, log) = {
             let state = self.state();
             let Some(named) = state.named.get(&(key.to_owned(), name.to_owned())) else { return Ok(None) };
             let Some(log) = named.log.upgrade() else { return Ok(None) };
-            (named.request == *request, log)
+            (named.request == *request, named.number.clone(), log)
         };
         match log.ending() {
             // Nothing came of it, and it may be tried again.
@@ -393,7 +395,7 @@ impl Front {
                 let detail = "the request with this `Idempotency-Key` is not answered yet; ask again later";
                 Err(Problem { started: log.has_started(), ..Problem::new(StatusCode::CONFLICT, "idempotency_in_flight", detail) })
             }
-            ending => Ok(ending),
+            Some(ending) => Ok(Some((number, log, ending))),
         }
     }
 
@@ -470,7 +472,7 @@ impl Front {
         };
         if let Some((name, request)) = name {
             state.named.retain(|_, named| named.log.strong_count() > 0);
-            state.named.insert((run.key.clone(), name), Named { request, log: Arc::downgrade(&run.log) });
+            state.named.insert((run.key.clone(), name), Named { request, number: number.clone(), log: Arc::downgrade(&run.log) });
         }
         self.watch.changed(&number, &run);
         state.runs.insert(number.clone(), run);

@@ -217,9 +217,15 @@ pub async fn run_for(
     let place = session.as_ref().map_or(&policy, |session| session.number());
     let name = name.map(|name| (name, hash_of(place, &request)));
     if let Some((name, hash)) = &name
-        && let Some(ending) = front.repeated(&key.id, name, hash)?
+        && let Some((number, log, ending)) = front.repeated(&key.id, name, hash)?
     {
-        return ending.map(result_response);
+        return match answer {
+            Answer::Whole => ending.map(result_response),
+            Answer::Later => Ok(later_response(&number)),
+            Answer::Stream(format) => {
+                EventStream::new(front, number, log, 0, format).map(|events| event_response(events, format)).ok_or_else(events_gone)
+            }
+        };
     }
     let (size, about) = read_request(&request, settings.policies.get(&policy).copied().unwrap_or_default())?;
     let number = new_number()?;
@@ -230,17 +236,23 @@ pub async fn run_for(
     match answer {
         Answer::Later => {
             handle.detach();
-            let mut response = json_response(&json!({ "run": number }));
-            *response.status_mut() = StatusCode::ACCEPTED;
-            let place = HeaderValue::from_str(&format!("/v1/runs/{number}"));
-            response.headers_mut().extend(place.ok().map(|place| (header::LOCATION, place)));
-            Ok(response)
+            Ok(later_response(&number))
         }
-        Answer::Stream(format) => handle.into_events(format).map(|events| event_response(events, format)).ok_or_else(events_gone),
+        Answer::Stream(format) => {
+            handle.into_events(format, !may_return).map(|events| event_response(events, format)).ok_or_else(events_gone)
+        }
         // Its client may ask again.
         Answer::Whole if may_return => handle.detach().ended().await.map(result_response),
         Answer::Whole => handle.answer().await.map(result_response),
     }
+}
+
+fn later_response(number: &str) -> Response {
+    let mut response = json_response(&json!({ "run": number }));
+    *response.status_mut() = StatusCode::ACCEPTED;
+    let place = HeaderValue::from_str(&format!("/v1/runs/{number}"));
+    response.headers_mut().extend(place.ok().map(|place| (header::LOCATION, place)));
+    response
 }
 
 pub fn result_response(result: Bytes) -> Response {
@@ -344,10 +356,11 @@ async fn run_events(
     let query = query.map_err(|error| bad_query(format!("the query may have `after`, the `seq` of an event: {error}")))?;
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::parse).transpose();
     let last = last.map_err(|_| bad_query("`Last-Event-ID` is no `seq` of an event".to_owned()))?;
-    let after = query.0.after.or(last).unwrap_or(0);
+    // A browser that comes back asks by the same URL.
+    let after = last.or(query.0.after).unwrap_or(0);
     let format = format_of(&headers).unwrap_or(Format::Lines);
     let log = front.log(&number, &key.id).ok_or_else(no_such_run)?;
-    let events = EventStream::new(Arc::clone(&front), number, log, after, format, false);
+    let events = EventStream::new(Arc::clone(&front), number, log, after, format);
     events.map(|events| event_response(events, format)).ok_or_else(events_gone)
 }
 

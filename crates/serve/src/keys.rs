@@ -5,7 +5,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::{
+    extract::Query,
+    http::{HeaderMap, StatusCode, Uri, header},
+};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 use stockade_protocol::{
@@ -64,7 +67,8 @@ fn missing(detail: &str) -> Problem {
 }
 
 fn refuse_in_query(uri: &Uri) -> Result<(), Problem> {
-    if uri.query().is_some_and(|query| query.contains("sd_")) {
+    let query = Query::<Vec<(String, String)>>::try_from_uri(uri);
+    if query.is_ok_and(|Query(pairs)| pairs.iter().any(|(name, value)| name.starts_with("sd_") || value.starts_with("sd_"))) {
         return Err(Problem::new(
             StatusCode::BAD_REQUEST,
             "key_in_url",

@@ -58,6 +58,10 @@ struct State {
     started: bool,
     end: Option<Ending>,
     readers: usize,
+    /// When the last reader went.
+    unread_since: Option<Instant>,
+    /// The run is for its readers alone.
+    must_be_read: bool,
 }
 
 struct Entry {
@@ -90,6 +94,8 @@ impl RunLog {
             started: false,
             end: None,
             readers: 0,
+            unread_since: None,
+            must_be_read: false,
         };
         RunLog { state: Mutex::new(state), changed: Notify::new(), since: Instant::now(), most }
     }
@@ -182,12 +188,19 @@ impl RunLog {
         }
     }
 
-    /// Whether anything reads it.
-    pub fn is_read(&self) -> bool {
-        self.state().readers > 0
+    /// The run is for its readers alone, and goes on no longer than they read.
+    pub fn must_be_read(&self) {
+        self.state().must_be_read = true;
     }
 
-    /// A reader of what comes after an event; none: the log does not reach so far back any more.
+    /// How long nothing has read what must be read; none: something does, or nothing must.
+    pub fn unread_for(&self) -> Option<Duration> {
+        let state = self.state();
+        state.unread_since.filter(|_| state.must_be_read && state.readers == 0).map(|since| since.elapsed())
+    }
+
+    /// A reader of what comes after an event; none: the log does not reach so far back any more, or there
+    /// is no such event.
     pub fn read(self: &Arc<Self>, after: u64) -> Option<Reader> {
         let mut state = self.state();
         let seen = state.seen_at(after)?;
@@ -237,6 +250,9 @@ impl State {
     fn seen_at(&self, after: u64) -> Option<PerStream<u64>> {
         if after == 0 {
             return Some(PerStream::default());
+        }
+        if after > self.last_seq {
+            return None;
         }
         let entry = self.events.iter().find(|entry| entry.seq >= after);
         match entry {
@@ -387,6 +403,8 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.log.state().readers -= 1;
+        let mut state = self.log.state();
+        state.readers -= 1;
+        state.unread_since = Some(Instant::now());
     }
 }

@@ -35,11 +35,14 @@ impl RunHandle {
         Arc::clone(&self.log)
     }
 
-    /// Its events. It is cancelled when nothing has read them for some time.
-    pub fn into_events(self, format: Format) -> Option<EventStream> {
+    /// Its events. `cancels`: it is cancelled when nothing has read them for some time.
+    pub fn into_events(self, format: Format, cancels: bool) -> Option<EventStream> {
         let (front, number) = (Arc::clone(&self.front), self.number.clone());
         let log = self.detach();
-        EventStream::new(front, number, log, 0, format, true)
+        if cancels {
+            log.must_be_read();
+        }
+        EventStream::new(front, number, log, 0, format)
     }
 }
 
@@ -59,15 +62,13 @@ pub struct EventStream {
     /// None at its end.
     reader: Option<Reader>,
     format: Format,
-    cancels: bool,
 }
 
 impl EventStream {
-    /// Those that come `after` one; none: the log does not reach so far back. `cancels`: a run whose events
-    /// nothing reads for some time is cancelled.
-    pub fn new(front: Arc<Front>, number: RunNumber, log: Arc<RunLog>, after: u64, format: Format, cancels: bool) -> Option<Self> {
+    /// Those that come `after` one; none: the log does not reach so far back.
+    pub fn new(front: Arc<Front>, number: RunNumber, log: Arc<RunLog>, after: u64, format: Format) -> Option<Self> {
         let reader = log.read(after)?;
-        Some(EventStream { front, number, log, reader: Some(reader), format, cancels })
+        Some(EventStream { front, number, log, reader: Some(reader), format })
     }
 
     /// The next bytes; none at the end.
@@ -79,7 +80,7 @@ impl EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         self.reader = None;
-        if !self.cancels || self.log.is_read() || self.log.ending().is_some() {
+        if self.log.unread_for().is_none() || self.log.ending().is_some() {
             return;
         }
         // None when the process ends, and all runs with it.
@@ -87,7 +88,8 @@ impl Drop for EventStream {
         let (front, number, log) = (Arc::clone(&self.front), self.number.clone(), Arc::clone(&self.log));
         runtime.spawn(async move {
             tokio::time::sleep(UNREAD).await;
-            if !log.is_read() {
+            // Another reader may have come, and gone later.
+            if log.unread_for().is_some_and(|time| time >= UNREAD) {
                 front.cancel(&number, |_| true);
             }
         });
