@@ -94,7 +94,7 @@ pub async fn batch(
     check_type(&parts.headers, "application/x-ndjson")?;
     let settings = front.settings();
     let (answers, client) = answers(order);
-    let buffer = front.buffer();
+    let buffer = front.buffer(&key.id);
     let batch = Batch {
         settings,
         front,
@@ -247,7 +247,7 @@ impl Batch {
         if self.broken_off || line.trim_ascii().is_empty() {
             return;
         }
-        let mut own = self.front.buffer();
+        let mut own = self.front.buffer(&self.key.id);
         match own.grow(line.len() + OF_LINE) {
             Ok(()) => self.waiting.push_back(Item { index: self.lines, line: Ok(line), buffer: own }),
             Err(problem) => return self.break_off(problem),
@@ -260,7 +260,7 @@ impl Batch {
         if std::mem::replace(&mut self.broken_off, true) {
             return;
         }
-        self.waiting.push_back(Item { index: self.lines, line: Err(problem), buffer: self.front.buffer() });
+        self.waiting.push_back(Item { index: self.lines, line: Err(problem), buffer: self.front.buffer(&self.key.id) });
     }
 
     /// Starts what may be started now, and answers what cannot be; whether there may be more of both.
@@ -306,7 +306,7 @@ impl Batch {
             return Some(Err((self.name(index, Some(id)), deadline_exceeded())));
         }
         let request = line.cases.request(&id, case);
-        Some(Ok(Ready { name: self.name(index, Some(id)), request, buffer: self.front.buffer() }))
+        Some(Ok(Ready { name: self.name(index, Some(id)), request, buffer: self.front.buffer(&self.key.id) }))
     }
 
     fn name(&mut self, index: usize, id: Option<String>) -> Name {
@@ -379,7 +379,14 @@ impl Batch {
                 self.problems += 1;
                 let problem = if problem.reason == "queue_timeout" { deadline_exceeded() } else { problem };
                 let problem = self.front.metrics.problem(problem);
-                vec![Bytes::from(format!("{start},\"problem\":{}}}\n", problem.to_json()))]
+                let text = format!("{start},\"problem\":{}}}\n", problem.to_json());
+                let held = self.front.buffered(&self.key.id, text.clone().into_bytes());
+                // Where there is no room for more of them, they come slowly.
+                let unheld = |_| {
+                    self.not_before = Some(Instant::now() + AGAIN[0]);
+                    Bytes::from(text)
+                };
+                vec![held.unwrap_or_else(unheld)]
             }
         };
         self.answers.send(ticket, parts);

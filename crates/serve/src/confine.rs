@@ -23,19 +23,23 @@ const NON_BLOCKING: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ign
 /// `ioctl_list(2)`.
 const FIONBIO: u32 = 0x5421;
 
-const CALLS: [CallRule; 46] = [
+/// Reading from a listener that others share must not be ended: `SHUT_WR` does nothing to one.
+const WRITES_ALONE: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[SHUT_WR] }];
+/// `shutdown(2)`.
+const SHUT_WR: u32 = 1;
+
+const CALLS: [CallRule; 45] = [
     any(__NR_read),
     any(__NR_write),
     any(__NR_readv),
     any(__NR_writev),
     any(__NR_recvfrom),
     any(__NR_recvmsg),
+    // No sendmsg: it would hand descriptors to other processes.
     any(__NR_sendto),
-    any(__NR_sendmsg),
     any(__NR_accept4),
     // The runtime's own, between two of its parts: it leads nowhere.
     any(__NR_socketpair),
-    any(__NR_shutdown),
     any(__NR_getsockopt),
     any(__NR_setsockopt),
     any(__NR_getsockname),
@@ -67,6 +71,7 @@ const CALLS: [CallRule; 46] = [
     any(__NR_sigaltstack),
     any(__NR_exit),
     any(__NR_exit_group),
+    CallRule { number: __NR_shutdown, checks: WRITES_ALONE },
     CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
     CallRule { number: __NR_ioctl, checks: NON_BLOCKING },
     CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },

@@ -16,7 +16,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use stockade_protocol::service::Scope;
+use stockade_protocol::service::{Key, Scope};
 
 use crate::{
     asking::{Any, KeyFor, ToWatch},
@@ -62,7 +62,7 @@ pub async fn console() -> Response {
 /// `GET /v1/watch`: all that happens, as it does; without a stream what there is now.
 pub async fn watch(State(front): Shared, KeyFor { key, .. }: KeyFor<ToWatch>, headers: HeaderMap) -> Result<Response, Problem> {
     let Some(format) = format_of(&headers) else {
-        let (_, now) = snapshot(&front)?;
+        let (_, now) = snapshot(&front, &key)?;
         return Ok(result_response(Bytes::from_owner(now)));
     };
     let watcher = Watcher::new(front, key, format);
@@ -82,7 +82,7 @@ pub struct HistoryQuery {
 /// `GET /v1/history`: how many runs ended how, by the minute.
 pub async fn history(
     State(front): Shared,
-    _key: KeyFor<ToWatch>,
+    KeyFor { key, .. }: KeyFor<ToWatch>,
     query: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let bad = || bad_query(format!("the query may have `minutes`, 1 to {MINUTES}"));
@@ -90,18 +90,18 @@ pub async fn history(
     if !(1..=MINUTES).contains(&minutes) {
         return Err(bad());
     }
-    buffered(&front, &front.watch.history(minutes))
+    buffered(&front, &key, &front.watch.history(minutes))
 }
 
 /// `GET /v1/denials`: what runs were refused, the last first.
-pub async fn denials(State(front): Shared, _key: KeyFor<ToWatch>) -> Result<Response, Problem> {
-    buffered(&front, &front.watch.denials())
+pub async fn denials(State(front): Shared, KeyFor { key, .. }: KeyFor<ToWatch>) -> Result<Response, Problem> {
+    buffered(&front, &key, &front.watch.denials())
 }
 
-fn buffered(front: &Arc<Front>, value: &Value) -> Result<Response, Problem> {
+fn buffered(front: &Arc<Front>, key: &Key, value: &Value) -> Result<Response, Problem> {
     let text = (value.to_string() + "\n").into_bytes();
     // No code has run for it.
-    front.buffered(text).map(result_response).map_err(|problem| Problem { started: false, ..problem })
+    front.buffered(&key.id, text).map(result_response).map_err(|problem| Problem { started: false, ..problem })
 }
 
 #[derive(Deserialize)]

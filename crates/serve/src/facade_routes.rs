@@ -81,7 +81,7 @@ async fn begin(
     let policy = policy_of(&key, policy)?;
     let (parts, body) = request.into_parts();
     check_type(&parts.headers, "application/json")?;
-    let mut buffer = front.buffer();
+    let mut buffer = front.buffer(&key.id);
     let body = read(body, settings.max_body, &mut buffer).await?;
     let request = translate(&body)?;
     if request.len() as u64 > settings.max_body {
@@ -105,14 +105,14 @@ pub async fn run_code(State(front): Shared, key: Result<KeyFor<ToFacade>, Proble
         Ok(KeyFor { key, .. }) => key,
         Err(problem) => return problem.into_response(),
     };
-    let handle = match begin(&front, key, facade.policy, FOR_EVER, request, sandbox_fusion::request).await {
+    let handle = match begin(&front, key.clone(), facade.policy, FOR_EVER, request, sandbox_fusion::request).await {
         Ok(handle) => handle,
         Err(Refused::Problem(problem)) => return to_be_tried_again(&front, problem),
         Err(invalid) => return invalid.into_response(),
     };
     let heartbeat = Duration::from_millis(facade.heartbeat_ms);
-    let own = Arc::clone(&front);
-    let mut answer = Box::pin(async move { own.buffered(sandbox_fusion::response(&handle.answer().await?)) });
+    let (own, key) = (Arc::clone(&front), key.id);
+    let mut answer = Box::pin(async move { own.buffered(&key, sandbox_fusion::response(&handle.answer().await?)) });
     tokio::select! {
         answer = &mut answer => match answer {
             Ok(response) => (JSON, response).into_response(),

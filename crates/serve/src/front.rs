@@ -198,7 +198,7 @@ impl Front {
     /// One that has no worker yet.
     pub fn new(settings: Settings, wishes: mpsc::UnboundedSender<FromFront>) -> Self {
         let admission = Admission::new(settings.capacity, &settings.keys);
-        let buffers = Buffers::new(settings.max_buffers);
+        let buffers = Buffers::new(settings.max_buffers, settings.keys.len());
         let state = State {
             settings: Arc::new(settings),
             admission,
@@ -228,7 +228,7 @@ impl Front {
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
         let vain = state.admission.change(settings.capacity, &settings.keys);
-        self.buffers.set_most(settings.max_buffers);
+        self.buffers.change(settings.max_buffers, settings.keys.len());
         state.settings = Arc::new(settings);
         for (ticket, why) in vain {
             let Some(waiter) = state.waiters.remove(&ticket) else { continue };
@@ -239,17 +239,17 @@ impl Front {
         state.begin_all();
     }
 
-    /// Room for what one request brings and gets.
-    pub fn buffer(&self) -> Buffer {
-        self.buffers.buffer()
+    /// Room for what one request of a key brings and gets.
+    pub fn buffer(&self, key: &str) -> Buffer {
+        self.buffers.buffer(key)
     }
 
-    /// An answer that counts as buffered until its last byte was written.
+    /// An answer for a key that counts as buffered until its last byte was written.
     ///
     /// # Errors
     /// There is no room for it.
-    pub fn buffered(&self, answer: Vec<u8>) -> Result<Bytes, Problem> {
-        let mut buffer = self.buffer();
+    pub fn buffered(&self, key: &str, answer: Vec<u8>) -> Result<Bytes, Problem> {
+        let mut buffer = self.buffer(key);
         buffer.grow(answer.len()).map_err(|problem| Problem { started: true, ..problem })?;
         Ok(buffer.hold(answer))
     }
@@ -441,7 +441,7 @@ impl Front {
         let (cancel, cancelled) = oneshot::channel();
         let (hand_over, worker) = oneshot::channel();
         let came = Instant::now();
-        let log = Arc::new(RunLog::new(self.buffer(), self.settings().stream_size));
+        let log = Arc::new(RunLog::new(self.buffer(&order.key.id), self.settings().stream_size));
         let mut state = self.state();
         let position = state.admission.waiting();
         let asked = if state.draining {
@@ -564,16 +564,22 @@ impl State {
         }
     }
 
-    /// Drops what was to be kept for the shortest time, until the rest is not too large.
+    /// Drops what was to be kept for the shortest time, of the key that keeps most, until the rest is not too
+    /// large.
     fn forget_most(&mut self) -> Vec<EndedRun> {
         let size = |kept: &EndedRun| kept.log.ending().and_then(Result::ok).map_or(0, |result| result.len());
-        let mut all: usize = self.kept.values().map(size).sum();
+        let mut of_keys = BTreeMap::<String, usize>::new();
+        for kept in self.kept.values() {
+            *of_keys.entry(kept.key.clone()).or_default() += size(kept);
+        }
         let mut dropped = Vec::new();
-        while all > MAX_KEPT
-            && let Some(number) = self.kept.iter().min_by_key(|(_, kept)| kept.until).map(|(number, _)| number.clone())
+        while of_keys.values().sum::<usize>() > MAX_KEPT
+            && let Some((key, most)) = of_keys.iter_mut().max_by_key(|(_, size)| **size)
+            && let Some(number) =
+                self.kept.iter().filter(|(_, kept)| kept.key == *key).min_by_key(|(_, kept)| kept.until).map(|(number, _)| number.clone())
         {
             let kept = self.kept.remove(&number);
-            all -= kept.as_ref().map_or(0, size);
+            *most -= kept.as_ref().map_or(0, size);
             dropped.extend(kept);
         }
         dropped

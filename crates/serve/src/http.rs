@@ -212,7 +212,7 @@ pub async fn run_for(
     let answer = Answer::of(headers)?;
     check_type(headers, "application/json")?;
     let name = idempotency_key(headers)?;
-    let mut buffer = front.buffer();
+    let mut buffer = front.buffer(&key.id);
     let request = read(body, settings.max_body, &mut buffer).await?;
     let place = session.as_ref().map_or(&policy, |session| session.number());
     let name = name.map(|name| (name, hash_of(place, &request)));

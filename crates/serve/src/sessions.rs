@@ -342,7 +342,7 @@ struct Opening {
 pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers, "application/json")?;
-    let body = read(body, MAX_OPENING, &mut front.buffer()).await?;
+    let body = read(body, MAX_OPENING, &mut front.buffer(&key.id)).await?;
     let bad = |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_request", detail);
     let Opening { policy, idle, labels } = serde_json::from_slice(&body).map_err(|error| {
         bad(format!("a session is opened by an object with `policy`, `idle` and `labels`, each of which may be missing: {error}"))
@@ -537,7 +537,7 @@ struct FileBytes {
 
 /// Reads a file in parts, between which nothing else happens in the session.
 async fn read_all(front: Arc<Front>, session: Arc<Session>, path: String, first: u64, last: Option<u64>) -> Result<FileBytes, Problem> {
-    let (mut bytes, mut buffer) = (Vec::new(), front.buffer());
+    let (mut bytes, mut buffer) = (Vec::new(), front.buffer(&session.of.key));
     let mut keeper = session.keeper().await?;
     loop {
         let offset = first.saturating_add(bytes.len() as u64);
@@ -561,7 +561,7 @@ pub async fn write_file(
 ) -> Result<StatusCode, Problem> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers, "application/octet-stream")?;
-    let mut buffer = front.buffer();
+    let mut buffer = front.buffer(&session.of.key);
     let bytes = read(body, front.settings().max_body.min(MAX_WRITTEN), &mut buffer).await?;
     buffer.grow(bytes.len() / 3 * 4)?;
     let contents = TextOrBase64::Base64(Base64 { base64: STANDARD.encode(bytes) });

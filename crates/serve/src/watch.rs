@@ -215,14 +215,14 @@ impl AsRef<[u8]> for Snapshot {
 ///
 /// # Errors
 /// There is no room for it.
-pub fn snapshot(front: &Front) -> Result<(u64, Snapshot), Problem> {
+pub fn snapshot(front: &Front, key: &Key) -> Result<(u64, Snapshot), Problem> {
     let watch = &front.watch;
     let load = watch.load_now(front);
     // No run comes, begins or ends meanwhile.
     let (seq, mut shown) = front.overview(|| watch.state().last_seq);
     extend(&mut shown, json!({ "load": *load }));
     let line = object("snapshot", seq, watch.now_ms(), shown);
-    let mut buffer = front.buffer();
+    let mut buffer = front.buffer(&key.id);
     buffer.grow(line.len())?;
     Ok((seq, Snapshot { buffer, line }))
 }
@@ -346,7 +346,7 @@ impl Watcher {
 
     /// All that there is, after these bytes.
     fn show_all(&mut self, settings: Arc<Settings>, mut bytes: Vec<u8>) -> Part {
-        match snapshot(&self.front) {
+        match snapshot(&self.front, &self.key) {
             Ok((seq, Snapshot { buffer, line })) => {
                 (self.after, self.known) = (seq, Some(settings));
                 self.load = self.front.watch.load(&self.front);

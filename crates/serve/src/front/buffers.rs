@@ -1,11 +1,11 @@
 //! The memory that requests and results may take together.
 //!
-//! What asks for more than is left gets a problem, and no result is cut. What hyper and the kernel
-//! hold of a connection is not counted.
+//! What asks for more than is left gets a problem, and no result is cut. Of several keys none has more than
+//! half of it. What hyper and the kernel hold of a connection is not counted.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use axum::{body::Bytes, http::StatusCode};
@@ -13,29 +13,45 @@ use axum::{body::Bytes, http::StatusCode};
 use crate::problem::Problem;
 
 /// Bytes of requests and results in memory.
-pub(super) struct Buffers {
-    used: AtomicU64,
-    most: AtomicU64,
+pub(super) struct Buffers(Mutex<State>);
+
+struct State {
+    most: u64,
+    /// Of one key.
+    most_of_key: u64,
+    used: u64,
+    of_keys: BTreeMap<Arc<str>, u64>,
 }
 
 impl Buffers {
-    pub(super) fn new(most: u64) -> Arc<Self> {
-        Arc::new(Buffers { used: AtomicU64::new(0), most: AtomicU64::new(most) })
+    /// None is used yet.
+    pub(super) fn new(most: u64, keys: usize) -> Arc<Self> {
+        let buffers = Buffers(Mutex::new(State { most, most_of_key: 0, used: 0, of_keys: BTreeMap::new() }));
+        buffers.change(most, keys);
+        Arc::new(buffers)
     }
 
-    pub(super) fn set_most(&self, most: u64) {
-        self.most.store(most, Relaxed);
+    /// There may be so many from now on, for so many keys.
+    pub(super) fn change(&self, most: u64, keys: usize) {
+        let mut state = self.state();
+        (state.most, state.most_of_key) = (most, if keys > 1 { most / 2 } else { most });
     }
 
-    /// An empty one.
-    pub(super) fn buffer(self: &Arc<Self>) -> Buffer {
-        Buffer { buffers: Arc::clone(self), bytes: 0 }
+    /// An empty one of a key.
+    pub(super) fn buffer(self: &Arc<Self>, key: &str) -> Buffer {
+        Buffer { buffers: Arc::clone(self), key: Arc::from(key), bytes: 0 }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds it panics half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Bytes that a request, or its result, has in memory; given back when dropped.
 pub struct Buffer {
     buffers: Arc<Buffers>,
+    key: Arc<str>,
     bytes: u64,
 }
 
@@ -43,17 +59,24 @@ impl Buffer {
     /// Takes more.
     ///
     /// # Errors
-    /// All requests together have as much as they may.
+    /// The key's requests, or all together, have as much as they may.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Problem> {
-        let most = self.buffers.most.load(Relaxed);
-        // One thread alone does all this.
-        if self.buffers.used.load(Relaxed) + bytes as u64 > most {
-            let detail =
-                format!("requests and results in memory have {most} bytes together (`[limits] buffers`); try again when some have ended");
-            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "buffers_full", detail).after(1));
+        let mut state = self.buffers.state();
+        let more = bytes as u64;
+        let of_key = state.of_keys.get(&self.key).copied().unwrap_or(0) + more;
+        let full = |whose: String| {
+            let detail = format!("{whose} in memory (`[limits] buffers`); try again when some have ended");
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "buffers_full", detail).after(1))
+        };
+        if state.used + more > state.most {
+            return full(format!("requests and results of all keys may have {} bytes", state.most));
         }
-        self.buffers.used.fetch_add(bytes as u64, Relaxed);
-        self.bytes += bytes as u64;
+        if of_key > state.most_of_key {
+            return full(format!("requests and results of key {} may have {} bytes", self.key, state.most_of_key));
+        }
+        state.used += more;
+        state.of_keys.insert(Arc::clone(&self.key), of_key);
+        self.bytes += more;
         Ok(())
     }
 
@@ -70,14 +93,21 @@ impl Buffer {
     /// Gives some back.
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = self.bytes.min(bytes as u64);
-        self.buffers.used.fetch_sub(bytes, Relaxed);
         self.bytes -= bytes;
+        let mut state = self.buffers.state();
+        state.used -= bytes;
+        let left = state.of_keys.get(&self.key).copied().unwrap_or(0).saturating_sub(bytes);
+        if left == 0 {
+            state.of_keys.remove(&self.key);
+        } else {
+            state.of_keys.insert(Arc::clone(&self.key), left);
+        }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.buffers.used.fetch_sub(self.bytes, Relaxed);
+        self.shrink(self.bytes());
     }
 }
 
@@ -90,5 +120,36 @@ struct BufferedAnswer {
 impl AsRef<[u8]> for BufferedAnswer {
     fn as_ref(&self) -> &[u8] {
         &self.answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn no_key_takes_the_room_of_all() {
+        let buffers = Buffers::new(100, 2);
+        let (mut one, mut more, mut other) = (buffers.buffer("a"), buffers.buffer("a"), buffers.buffer("b"));
+        one.grow(30).unwrap();
+        more.grow(20).unwrap();
+        let refused = more.grow(1).err().unwrap();
+        assert!(refused.reason == "buffers_full" && refused.detail.contains("key a may have 50"), "{}", refused.detail);
+        // The control: there is room for another, and what is given back is there again.
+        other.grow(50).unwrap();
+        assert!(other.grow(1).err().unwrap().detail.contains("all keys may have 100"));
+        one.shrink(10);
+        more.grow(10).unwrap();
+        let held = more.hold(vec![0; 30]);
+        drop((one, other));
+        assert!(buffers.buffer("a").grow(21).is_err());
+        drop(held);
+        buffers.buffer("a").grow(50).unwrap();
+        // A key that is alone has all.
+        buffers.change(100, 1);
+        buffers.buffer("a").grow(100).unwrap();
+        assert!(buffers.state().used == 0 && buffers.state().of_keys.is_empty());
     }
 }

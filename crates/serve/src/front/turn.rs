@@ -150,7 +150,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     });
     // It is the first outcome.
     let _first = place.outcome.set(Outcome::Result(ended));
-    place.front.buffered(with_place(result, &number, &key, queued))
+    place.front.buffered(&key, with_place(result, &number, &key, queued))
 }
 
 /// Who runs it: a worker of its own, or the keeper of its session, which others may wait for.
