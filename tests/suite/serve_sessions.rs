@@ -2,13 +2,15 @@
 //! outlives a front.
 
 use std::{
-    fs, thread,
+    fs,
+    io::Write,
+    thread,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
-use super::serve::{Answer, Service, kill};
+use super::serve::{Answer, Service, head, kill};
 use crate::support::{
     exec::{stockade, text, token},
     leftovers::host_process_with,
@@ -149,6 +151,53 @@ fn a_session_outlives_its_front_and_ends_when_nothing_is_asked_of_it() {
     assert!(eventually(scaled(Duration::from_secs(15)), gone), "it does not end");
     assert!(since.elapsed() > Duration::from_secs(2));
     assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    service.end();
+}
+
+test!(Both, labels_of_a_session_that_do_not_fit_end_no_front);
+fn labels_of_a_session_that_do_not_fit_end_no_front() {
+    let service = service("", "");
+    let front = service.processes("stockade-serve");
+    for label in ["x".repeat(65_500), "\u{1}".repeat(9000)] {
+        service.ask("POST", "/v1/sessions", &service.token, &json!({"labels": {"a": label}})).is(422, "bad_request");
+    }
+    // The control: as much as fits goes to the supervisor and back.
+    let session = open(&service, &json!({"labels": {"a": "x".repeat(16_000)}}));
+    assert_eq!(service.ask("GET", &session, &service.token, &Value::Null).body["labels"]["a"].as_str().map(str::len), Some(16_000));
+    assert_eq!(service.processes("stockade-serve"), front);
+    service.end();
+}
+
+test!(Both, a_client_that_hangs_up_leaves_its_session_as_it_was);
+fn a_client_that_hangs_up_leaves_its_session_as_it_was() {
+    let service = service("", "");
+    let session = open(&service, &json!({}));
+    let made = "open('kept', 'w').write('7'); open('large', 'wb').write(bytes(30 << 20)); import os; os.mkdir('d')\nfor n in range(2000): open(f'd/{n}', 'w').close()";
+    run(&service, &session, made).ran("");
+    let token = format!("Authorization: Bearer {}", service.token);
+    let body = vec![0; 6 << 20];
+    for (method, place, body) in [("GET", "large", &b""[..]), ("GET", "d/", b""), ("PUT", "written", &body)] {
+        let fields = [&*token, "Content-Type: application/octet-stream"];
+        let mut stream = service.connect();
+        stream.write_all(head(method, &format!("{session}/files/{place}"), &fields, body.len()).as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        // It is being served by now, and nobody waits for its end.
+        thread::sleep(Duration::from_millis(20));
+        drop(stream);
+        assert_eq!(file(&service, "GET", &format!("{session}/files/kept"), &[], b"").body, json!(7), "{method} {place}");
+    }
+    // What was sent whole is written whole.
+    run(&service, &session, "import os; print(os.path.getsize('written'))").ran("6291456\n");
+    // As many as may be are open again as soon as one was closed.
+    open(&service, &json!({}));
+    assert_eq!(service.ask("DELETE", &session, &service.token, &Value::Null).status, 204);
+    let again = || service.ask("POST", "/v1/sessions", &service.token, &json!({}));
+    let opened = eventually(scaled(Duration::from_secs(5)), || match again().status {
+        201 => true,
+        status => status != 429 && panic!("{status}"),
+    });
+    assert!(opened);
+    again().is(429, "key_sessions");
     service.end();
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     thread,
@@ -338,6 +339,37 @@ fn a_large_batch_is_read_whatever_its_client_reads_and_no_id_is_lost() {
     assert_eq!((problems.len(), &problems[0]["problem"]["reason"]), (1, &json!("too_large")));
     assert_eq!(answers[0]["result"]["output"], "0\n");
     service_with_small.end();
+}
+
+/// The most memory that the front has had, in KiB.
+fn peak_of_front(service: &Service) -> u64 {
+    let front = service.processes("stockade-serve")[0];
+    let status = fs::read_to_string(format!("/proc/{front}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+test!(RootOnly, what_a_batch_has_not_run_yet_takes_no_more_than_it_brought);
+fn what_a_batch_has_not_run_yet_takes_no_more_than_it_brought() {
+    let service = Service::with("[capacity]\ncpus = 1\n[limits]\nbuffers = \"32MiB\"\nbody = \"16MiB\"\n", "");
+    let before = peak_of_front(&service);
+    // A program of half a megabyte for each of 2,000 cases; and refusals, whose answers nobody reads.
+    let cases = format!("{{\"code\":\"{}\",\"language\":\"sh\",\"cases\":[{}{{}}]}}", "#".repeat(500_000), "{},".repeat(2000));
+    let refusals = "x\n".repeat(3 << 20);
+    for body in [cases, refusals] {
+        let fields = [&*format!("Authorization: Bearer {}", service.token), "Content-Type: application/x-ndjson"];
+        let mut stream = service.connect();
+        stream.write_all(head("POST", "/v1/batch", &fields, body.len()).as_bytes()).unwrap();
+        stream.write_all(body.as_bytes()).unwrap();
+        thread::sleep(Duration::from_secs(2));
+        // Others are served meanwhile.
+        assert_eq!(service.ask("GET", "/v1/limits", &service.token, &Value::Null).status, 200);
+        drop(stream);
+        assert!(peak_of_front(&service) < before + (96 << 10), "{} KiB after {before}", peak_of_front(&service));
+    }
+    // The control: what a front holds is seen there.
+    assert!(peak_of_front(&service) > before + (4 << 10), "{} KiB after {before}", peak_of_front(&service));
+    service.end();
 }
 
 test!(Both, a_batch_ends_at_its_deadline_and_with_its_client);
