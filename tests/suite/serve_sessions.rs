@@ -181,7 +181,7 @@ fn a_client_that_hangs_up_leaves_its_session_as_it_was() {
         let mut stream = service.connect();
         stream.write_all(head(method, &format!("{session}/files/{place}"), &fields, body.len()).as_bytes()).unwrap();
         stream.write_all(body).unwrap();
-        // It is being served by now, and nobody waits for its end.
+        // It is being served by now, and no client waits for its end.
         thread::sleep(Duration::from_millis(20));
         drop(stream);
         assert_eq!(file(&service, "GET", &format!("{session}/files/kept"), &[], b"").body, json!(7), "{method} {place}");

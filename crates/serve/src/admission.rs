@@ -40,7 +40,7 @@ pub enum NotAdmitted {
 
 /// A request that has not begun.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct Queued {
     ticket: Ticket,
     size: RunSize,
     /// It could begin. One of a session cannot while another runs there.
@@ -50,7 +50,7 @@ struct Waiting {
 #[derive(Debug, Default)]
 struct KeyState {
     running: u32,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Queued>,
     /// When it was let in, within the last minute.
     recent: VecDeque<Instant>,
     /// The CPU time of its runs, in milliseconds, and when they ended; within the last hour.
@@ -88,20 +88,20 @@ impl Admission {
         admission
     }
 
-    /// Takes other settings. Returns who waits in vain now: for a key that has gone, or for more than
+    /// Takes other settings. Returns who waits for what will not come: for a key that has gone, or for more than
     /// there is.
     pub fn change(&mut self, capacity: Capacity, keys: &[Key]) -> Vec<(Ticket, NotAdmitted)> {
         self.capacity = capacity;
         self.quotas = keys.iter().map(|key| (key.id.clone(), key.clone())).collect();
-        let mut vain = Vec::new();
+        let mut hopeless = Vec::new();
         for (key, state) in &self.keys {
             let why = |size| match self.quotas.contains_key(key) {
                 true => self.exceeds(size).then_some(NotAdmitted::NeverFits),
                 false => Some(NotAdmitted::KeyGone),
             };
-            vain.extend(state.waiting.iter().filter_map(|waiting| Some((waiting.ticket, why(waiting.size)?))));
+            hopeless.extend(state.waiting.iter().filter_map(|waiting| Some((waiting.ticket, why(waiting.size)?))));
         }
-        vain
+        hopeless
     }
 
     fn exceeds(&self, size: RunSize) -> bool {
@@ -143,7 +143,7 @@ impl Admission {
         if quota.runs_per_minute.is_some() {
             state.recent.push_back(now);
         }
-        state.waiting.push_back(Waiting { ticket, size, is_ready });
+        state.waiting.push_back(Queued { ticket, size, is_ready });
         Ok(ticket)
     }
 
@@ -159,7 +159,7 @@ impl Admission {
             Some(key) => key,
             None => self.turn()?,
         };
-        let Waiting { ticket, size, .. } = *self.keys.get(&key)?.waiting.iter().find(|waiting| waiting.is_ready)?;
+        let Queued { ticket, size, .. } = *self.keys.get(&key)?.waiting.iter().find(|waiting| waiting.is_ready)?;
         self.next = Some(key);
         let fits = |used: u64, more: u64, most: u64| used.checked_add(more).is_some_and(|sum| sum <= most);
         let whole = self.capacity.size;
@@ -171,7 +171,7 @@ impl Admission {
         let Some(key) = self.next.take() else { return };
         let Some(state) = self.keys.get_mut(&key) else { return };
         let Some(place) = state.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
-        let Some(Waiting { size, .. }) = state.waiting.remove(place) else { return };
+        let Some(Queued { size, .. }) = state.waiting.remove(place) else { return };
         state.running += 1;
         self.used = RunSize { cpus: self.used.cpus + size.cpus, memory: self.used.memory + size.memory };
         self.running.insert(ticket, (key, size));

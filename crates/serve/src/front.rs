@@ -227,10 +227,10 @@ impl Front {
     /// Takes other settings, for all requests that come from now on.
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
-        let vain = state.admission.change(settings.capacity, &settings.keys);
+        let hopeless = state.admission.change(settings.capacity, &settings.keys);
         self.buffers.change(settings.max_buffers, settings.keys.len());
         state.settings = Arc::new(settings);
-        for (ticket, why) in vain {
+        for (ticket, why) in hopeless {
             let Some(waiter) = state.waiters.remove(&ticket) else { continue };
             let problem = state.not_admitted(why, &waiter.asks.key);
             let _gone = waiter.hand_over.send(Err(problem));
