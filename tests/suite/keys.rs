@@ -122,7 +122,7 @@ fn a_token_is_printed_once_and_is_nowhere_in_the_file() {
 test!(Both, without_add_the_table_is_printed_and_nothing_is_written);
 fn without_add_the_table_is_printed_and_nothing_is_written() {
     let (place, file) = place();
-    let made = key(&["new", "grader", "--policy", "/srv/own policy.toml"], &file).succeeded();
+    let made = key(&["new", "grader", "--policy", "/srv/own policy.toml", "--scope", "watch", "--scope", "keep"], &file).succeeded();
     assert!(names(&place.0).is_empty());
     assert!(made.stderr.contains(&hash_of(made.stdout.trim_end())) && made.stderr.contains(text(&file)), "{}", made.stderr);
     // What was printed is the file's text as it is.
@@ -130,6 +130,7 @@ fn without_add_the_table_is_printed_and_nothing_is_written() {
     set_mode(&file, 0o600);
     let listed: Value = serde_json::from_str(&key(&["ls", "--json"], &file).succeeded().stdout).unwrap();
     assert_eq!(listed["keys"][0]["policies"], json!(["/srv/own policy.toml"]));
+    assert_eq!(listed["keys"][0]["scopes"], json!(["keep", "watch"]));
 }
 
 test!(Both, what_is_refused_leaves_the_file_as_it_was);
@@ -148,6 +149,7 @@ fn what_is_refused_leaves_the_file_as_it_was() {
         (&good, &["new", "Grader", "--add"], 2, &["Grader cannot be the id of a key"]),
         (&good, &["new", "", "--add"], 2, &["cannot be the id of a key"]),
         (&good, &["new", &"a".repeat(65), "--add"], 2, &["1 to 64"]),
+        (&good, &["new", "other", "--scope", "kep", "--add"], 2, &["--scope", "keep"]),
         (&good, &["new", "other", "--policy", "./x.toml", "--add"], 2, &["the absolute path of its file"]),
         (&good, &["new", "other", "--policy", "Strict", "--add"], 2, &["Strict names no policy"]),
         (&good, &["new", "other", "--policy", "strikt", "--add"], 1, &["did you mean `strict`?"]),

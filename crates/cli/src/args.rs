@@ -7,10 +7,10 @@ use std::{
 
 use clap::{
     Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
-    builder::{OsStringValueParser, TypedValueParser},
+    builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser},
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use stockade_policy::whitelist::Rule;
+use stockade_policy::{service::Scope, whitelist::Rule};
 use stockade_protocol::{LimitKey, LimitValue, Quantity};
 
 /// Run untrusted code in a throwaway Linux sandbox.
@@ -130,7 +130,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("policy list", "", "| grep shipped"),
     ("policy schema", "> stockade-policy.schema.json", "| jq .properties"),
     ("grants check", "", "./grants.toml"),
-    ("key new", "grader --policy default --policy strict", "grader --add > grader.token"),
+    ("key new", "grader --policy default --policy strict", "notebook --scope run --scope keep --add > notebook.token"),
     ("key ls", "", "--file ./keys.toml --json"),
     ("key check", "", "--file ./keys.toml"),
     ("serve", "--check", "--config ./serve.toml"),
@@ -845,6 +845,10 @@ pub(crate) struct NewKey {
     /// A policy that it may use: a name, or the absolute path of a file; may be repeated
     #[arg(long = "policy", value_name = "NAME|FILE", default_value = "default")]
     pub(crate) policies: Vec<String>,
+    /// What it is good for: run, keep (sessions), facade (the interfaces of other services) or watch (the
+    /// runs of all keys); may be repeated
+    #[arg(long = "scope", value_name = "SCOPE", default_value = "run", value_parser = PossibleValuesParser::new(Scope::ALL.map(Scope::name)), hide_possible_values = true)]
+    pub(crate) scopes: Vec<String>,
     /// Another file than /etc/stockade/keys.toml, or ~/.config/stockade/keys.toml of a user
     #[arg(long, value_name = "FILE", value_parser = path_from_here())]
     pub(crate) file: Option<PathBuf>,

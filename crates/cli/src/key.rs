@@ -80,7 +80,8 @@ fn create(new: &NewKey) -> anyhow::Result<ExitCode> {
     }
     let path = path_of(new.file.as_deref())?;
     let made = new_token(&new.id)?;
-    let table = key_table(&new.id, &made.hash, &new.policies);
+    let scopes: Vec<Scope> = Scope::ALL.into_iter().filter(|scope| new.scopes.iter().any(|name| name == scope.name())).collect();
+    let table = key_table(&new.id, &made.hash, &new.policies, &scopes);
     if new.add {
         return add(new, &path, &made, &table);
     }

@@ -87,9 +87,10 @@ mod tests {
     fn the_keys_of_a_service_take_the_hash() {
         use std::path::Path;
 
-        use stockade_policy::service::{Credential, ServiceKeys, key_table};
+        use stockade_policy::service::{Credential, Scope, ServiceKeys, key_table};
         let new = new_token("rl").unwrap();
-        let keys = ServiceKeys::none(Path::new("/k.toml")).with(&key_table("rl", &new.hash, &["default".to_owned()])).unwrap();
+        let keys =
+            ServiceKeys::none(Path::new("/k.toml")).with(&key_table("rl", &new.hash, &["default".to_owned()], &[Scope::Run])).unwrap();
         assert!(matches!(keys.keys[0].credential, Credential::Hash(_)));
         assert_eq!(keys.keys[0].credential.to_string(), new.hash);
     }

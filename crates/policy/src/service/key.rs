@@ -199,12 +199,13 @@ pub fn is_key_id(text: &str) -> bool {
     (1..=MAX_ID_LEN).contains(&text.len()) && text.chars().all(good)
 }
 
-/// A key for a hash as the file writes it, with the scope `run` and no quota but the defaults.
-pub fn key_table(id: &str, hash: &str, policies: &[String]) -> String {
+/// A key for a hash as the file writes it, with no quota but the defaults.
+pub fn key_table(id: &str, hash: &str, policies: &[String], scopes: &[Scope]) -> String {
     let quoted = |text: &str| toml::Value::from(text).to_string();
     let policies: Vec<String> = policies.iter().map(|policy| quoted(policy)).collect();
-    let (id, hash, policies) = (quoted(id), quoted(hash), policies.join(", "));
-    format!("[[key]]\nid = {id}\nhash = {hash}\npolicies = [{policies}]\nscopes = [\"run\"]\n")
+    let scopes: Vec<String> = scopes.iter().map(|scope| quoted(scope.name())).collect();
+    let (id, hash, policies, scopes) = (quoted(id), quoted(hash), policies.join(", "), scopes.join(", "));
+    format!("[[key]]\nid = {id}\nhash = {hash}\npolicies = [{policies}]\nscopes = [{scopes}]\n")
 }
 
 /// Reads keys out of one document, each with what those before it have taken.
@@ -512,7 +513,7 @@ policies = ["strict"]
 
     #[test]
     fn a_table_is_added_behind_the_last_line_or_not_at_all() {
-        let table = key_table("new", HASH, &["default".to_owned(), "/a \"b\".toml".to_owned()]);
+        let table = key_table("new", HASH, &["default".to_owned(), "/a \"b\".toml".to_owned()], &[Scope::Run, Scope::Keep]);
         let first = ServiceKeys::none(Path::new("/k.toml")).with(&table).unwrap();
         assert_eq!(first.text(), table);
         assert_eq!(first.keys[0].policies, ["default", "/a \"b\".toml"]);
@@ -533,7 +534,7 @@ policies = ["strict"]
     fn a_file_that_others_may_read_or_write_is_not_read() {
         use std::{fs, os::unix::fs::PermissionsExt};
         let scene = Scene::new();
-        let path = scene.write("keys.toml", &key_table("a", HASH, &["default".to_owned()]));
+        let path = scene.write("keys.toml", &key_table("a", HASH, &["default".to_owned()], &[Scope::Run]));
         let user = rustix::process::geteuid().as_raw();
         let load = |mode: u32| {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
