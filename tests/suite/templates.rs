@@ -6,6 +6,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::Path,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -363,6 +364,43 @@ fn where_no_copy_may_start_the_receipt_says_why() {
     not_restored(&at_once(&mut session, &line("")), AT_REQUEST, "home holds files");
     session.output("import os; os.remove(os.path.expanduser('~/left'))");
     restored(&at_once(&mut session, &line("")));
+    session.close();
+}
+
+/// Makes calls of one name fail in all processes that a session starts from now on.
+fn fail_calls_of(session: &Session, call: &str) -> Child {
+    let pid = session.pid().to_string();
+    let inject = format!("--inject={call}:error=ENOMEM");
+    let mut command = Command::new("strace");
+    command.args(["--follow-forks", "--quiet=all", "--output=/dev/null", &format!("--trace={call}"), &inject, "--attach", &pid]);
+    let tracer = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let traced = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains(&format!("TracerPid:\t{}\n", tracer.id()));
+    assert!(eventually(scaled(Duration::from_secs(10)), traced), "nothing is traced");
+    tracer
+}
+
+test!(RootOnly, where_no_copy_can_be_made_a_fresh_interpreter_runs_the_program, needs [Program("strace")], seconds 90);
+fn where_no_copy_can_be_made_a_fresh_interpreter_runs_the_program() {
+    let mut session = ready_session(&[]);
+    // The restorer moves the vDSO; no interpreter here asks for such a thing.
+    let mut tracer = fail_calls_of(&session, "mremap");
+    let program = "import os, sys; print(*(set(os.listdir()) - {os.path.basename(__file__)})); print(open('given').read(), file=sys.stderr); sys.exit(7)";
+    let mut asked = line(program);
+    asked["files"] = json!({"given": "text"});
+    let result = at_once(&mut session, &asked);
+    not_restored(&result, AT_REQUEST, "no copy could be made of the memory image: ");
+    assert!(result["receipt"]["start_cause"].as_str().unwrap().contains("ENOMEM"), "{}", result["receipt"]);
+    // It ran once, and nothing of the start before it is left.
+    let told = (&result["verdict"], &result["code"], &result["output"], &result["error"]);
+    assert_eq!(told, (&json!("exited"), &json!(7), &json!("given\n"), &json!("text\n")));
+    kill(Pid::from_raw(tracer.id().cast_signed()), Signal::SIGTERM).unwrap();
+    tracer.wait().unwrap();
+    // The control: the session's next copies are made; and a copy cannot say that it is none.
+    let says_so = "import os, sys\nfor fd in range(3, 64):\n    try: os.lseek(fd, 12, 0)\n    except OSError: pass\n\
+                   print('stockade-restore: map contents: errno 12', file=sys.stderr); sys.exit(125)";
+    let result = at_once(&mut session, &line(says_so));
+    restored(&result);
+    assert_eq!((&result["verdict"], &result["code"], &result["started"]), (&json!("exited"), &json!(125), &json!(true)));
     session.close();
 }
 

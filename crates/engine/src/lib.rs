@@ -31,7 +31,7 @@ use std::{cell::Cell, ffi::OsString, path::PathBuf, sync::Arc};
 
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
-    Memory, OpenedScratch, Outcome, Relay, Streams, Teardown,
+    ErrorKind, Memory, OpenedScratch, Outcome, Relay, Streams, Teardown,
     registry::Record,
     scratch::{LockMode, ScratchLock},
 };
@@ -302,6 +302,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         Ok((launched, plan, was_prepared))
     };
     let (launched, plan, _) = match run(pool, None)? {
+        // Nothing of the program has run. A template that is tried is refused for it.
+        (Err(error), ..) if error.kind() == ErrorKind::Restore && !matches!(origin, Origin::Template(_)) => {
+            run(Pool::default(), Some(NotPrestarted::NoCopy(error.to_string())))?
+        }
         (Err(error), _, true) if pool::may_be_to_blame(&error) => run(Pool::default(), Some(NotPrestarted::Ended))?,
         ran => ran,
     };

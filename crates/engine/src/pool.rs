@@ -162,6 +162,8 @@ pub(crate) enum NotPrestarted {
     Files,
     #[error("the prepared sandbox, or the interpreter that waited in it, had ended or did not answer")]
     Ended,
+    #[error("{0}")]
+    NoCopy(String),
     #[error("the runtime's command is not one of python, bash, dash, sh and node with the program's file alone")]
     Command,
     #[error("the policy sets a variable that may make an interpreter execute other files at its start")]

@@ -8,8 +8,8 @@
 use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 
 use rustix::{
-    fd::OwnedFd,
-    fs::{MemfdFlags, SealFlags, memfd_create},
+    fd::{AsRawFd, OwnedFd},
+    fs::{MemfdFlags, OFlags, SealFlags, memfd_create},
     io::{Errno, fcntl_dupfd_cloexec},
     pipe::{PipeFlags, pipe_with},
 };
@@ -127,6 +127,8 @@ pub(crate) struct LauncherPipes {
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
+    /// The restorer's image, opened for this run alone: its position says whether that failed.
+    pub(crate) image: Option<OwnedFd>,
 }
 
 /// The plan as the child reads it.
@@ -332,7 +334,7 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(Executor
     let (stderr_read, stderr_write) = pipe()?;
     let (stdin_read, stdin_write) = match inputs.stdin {
         Stdin::Null => {
-            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
             (rustix::fs::open(c"/dev/null", flags, rustix::fs::Mode::empty()).map_err(pipe_failed)?, None)
         }
         Stdin::Bytes(_) | Stdin::Relay => {
@@ -352,10 +354,30 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(Executor
         }
     }
     let job = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(job_failed)?;
-    let memory = inputs.memory.as_ref().map(|memory| fcntl_dupfd_cloexec(memory.file(), 0)).transpose();
-    let memory = memory.map_err(LaunchError::system(ErrorKind::Prepare, "hand on the memory image"))?;
+    let (memory, image) = match &inputs.memory {
+        None => (None, None),
+        Some(Memory::ToWrite(file)) => (Some(duplicate(file)?), None),
+        Some(Memory::ToRestore(file)) => {
+            let opened = open_anew(file)?;
+            (Some(duplicate(&opened)?), Some(opened))
+        }
+    };
     let sent = ExecutorFiles { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write, memory };
-    Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
+    Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read, image }))
+}
+
+fn image_failed(errno: Errno) -> LaunchError {
+    LaunchError::system(ErrorKind::Prepare, "hand on the memory image")(errno)
+}
+
+fn duplicate(file: &OwnedFd) -> Result<OwnedFd, LaunchError> {
+    fcntl_dupfd_cloexec(file, 0).map_err(image_failed)
+}
+
+/// The same file with a position of its own.
+fn open_anew(file: &OwnedFd) -> Result<OwnedFd, LaunchError> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(image_failed)
 }
 
 fn job_failed(errno: Errno) -> LaunchError {

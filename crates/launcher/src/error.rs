@@ -51,6 +51,8 @@ pub enum ErrorKind {
     Volumes,
     /// Where the program's output goes.
     Output,
+    /// The restorer, which makes a copy of a memory image.
+    Restore,
 }
 
 impl ErrorKind {
@@ -63,7 +65,7 @@ impl ErrorKind {
             ErrorKind::Maps => "maps_refused",
             ErrorKind::Registry => "registry_failed",
             ErrorKind::Step(Step::RootEntry) => "root_entry_failed",
-            ErrorKind::Step(_) => "setup_step_failed",
+            ErrorKind::Step(_) | ErrorKind::Restore => "setup_step_failed",
             ErrorKind::Receipt => "receipt_mismatch",
             ErrorKind::Egress => "egress_gate_failed",
             ErrorKind::Executor => "executor_vanished",
@@ -140,6 +142,9 @@ pub enum LaunchError {
     /// See [`ExecutorError`].
     #[error(transparent)]
     Executor(#[from] ExecutorError),
+    /// The restorer made no copy, and nothing of the program ran.
+    #[error("no copy could be made of the memory image: {}", describe(*.0))]
+    Restore(Errno),
     /// The plan has more writable places than a session can keep.
     #[error("a session keeps at most {0} writable places beside scratch")]
     TooManyVolumes(usize),
@@ -171,6 +176,7 @@ impl LaunchError {
             LaunchError::Step(failure) => ErrorKind::Step(failure.step),
             LaunchError::EgressSetup(_) | LaunchError::Gate(_) => ErrorKind::Egress,
             LaunchError::Executor(_) => ErrorKind::Executor,
+            LaunchError::Restore(_) => ErrorKind::Restore,
             LaunchError::TooManyVolumes(_) => ErrorKind::Volumes,
         }
     }

@@ -134,6 +134,8 @@ struct Supervision<'a> {
     epoll: OwnedFd,
     handshake: Handshake,
     streams: PayloadStreams<'a>,
+    /// The image of which the program's process is a copy.
+    image: Option<OwnedFd>,
     quota: Quota,
     outer: OuterNamespaces,
     gate: Option<Gate>,
@@ -258,7 +260,7 @@ impl<'a> Supervision<'a> {
         plan: &'a Plan,
         inputs: Inputs<'i>,
         handles: SandboxHandles,
-        pipes: LauncherPipes,
+        mut pipes: LauncherPipes,
         tmp: Option<OwnedFd>,
     ) -> Result<Supervision<'a>, LaunchError> {
         let SandboxHandles { signals, timeout, usable_cpus, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = handles;
@@ -271,6 +273,7 @@ impl<'a> Supervision<'a> {
             state: State::Setup(Setup { since: Instant::now(), timeout, usable_cpus, expected: ExpectedSandbox::of(plan)?, mounts: None }),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?,
             handshake: Handshake { status_read, status: Vec::new(), handover, lifeline },
+            image: pipes.image.take(),
             streams: PayloadStreams::new(plan, inputs.streams, pipes, inputs.stdin).map_err(failed("feed stdin"))?,
             quota: Quota::new(inputs.scratch, tmp).map_err(failed(quota::COUNT))?,
             outer,

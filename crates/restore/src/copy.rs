@@ -7,7 +7,7 @@
 use core::{convert::Infallible, slice};
 
 use rustix::{
-    fd::{AsFd, FromRawFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     fs::fstat,
 };
 use stockade_protocol::image::{DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, Image, LOWEST, SIGNALS, SegmentKind, parse, place, protection};
@@ -31,22 +31,17 @@ const HEADER: AddressRange = AddressRange { address: place::HEADER, length: HEAD
 const SIGKILL: usize = 9;
 const SIGSTOP: usize = 19;
 
-/// Becomes the copy.
+/// Becomes the copy of the image in `file`, which is at [`DESCRIPTOR`], and open where this fails.
 ///
 /// # Safety
 /// As of [`crate::run`]; `arguments` were found in this process.
-pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infallible, Failure> {
+pub(crate) unsafe fn become_copy(arguments: &InitialArguments, file: BorrowedFd<'_>) -> Result<Infallible, Failure> {
     // Until the last step: a handler of the image may run only on the image's memory.
     set_signal_mask(u64::MAX).map_err(to("block signals"))?;
-    // SAFETY: the program was started with it and nothing else owns it; where it is not open, the
-    // next step fails, and closing it does too.
-    let file = unsafe { OwnedFd::from_raw_fd(DESCRIPTOR) };
-    let image = map_header(&file)?;
+    let image = map_header(file)?;
     let moved = arguments.move_out().map_err(to("copy the arguments"))?;
     // SAFETY: from here on nothing of the kernel's stack or the vDSO is used.
-    unsafe { exchange_memory(&image, arguments.vdso, &file)? };
-    // Before the program runs: it must not find a descriptor that a fresh one would not have.
-    drop(file);
+    unsafe { exchange_memory(&image, arguments.vdso, file)? };
     // Only saves time: without it the copy maps and copies these pages one by one.
     for segment in image.segments().filter(|segment| segment.kind == SegmentKind::Contents && segment.protection & protection::WRITE != 0) {
         let _slower = populate_to_read(AddressRange { address: segment.address, length: segment.length });
@@ -59,13 +54,17 @@ pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infalli
     let Header { pc, sp, signal_mask, .. } = image.header;
     // SAFETY: `image` is not used any more.
     unsafe { unmap(HEADER) }.map_err(to("unmap the header"))?;
+    // Before the program runs: it must not find a descriptor that a fresh one would not have, nor say
+    // that no copy was made. What is left to do cannot fail.
+    // SAFETY: nothing else owns it, and nothing uses it afterwards.
+    drop(unsafe { OwnedFd::from_raw_fd(DESCRIPTOR) });
     set_signal_mask(signal_mask).map_err(to("unblock signals"))?;
     // SAFETY: the code at `pc` expects `sp` and nothing else (`stockade-image-dump`).
     unsafe { core::arch::asm!("mov rsp, {sp}", "xor ebp, ebp", "jmp {pc}", sp = in(reg) sp, pc = in(reg) pc, options(noreturn)) }
 }
 
 /// Maps and checks the header.
-fn map_header(file: &OwnedFd) -> Result<Image<'static>, Failure> {
+fn map_header(file: BorrowedFd<'_>) -> Result<Image<'static>, Failure> {
     let status = fstat(file).map_err(to("look at the image's descriptor"))?;
     map_file_at(HEADER, protection::READ, file, 0).map_err(to("map the header"))?;
     let length = u64::try_from(status.st_size).unwrap_or(0);

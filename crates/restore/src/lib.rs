@@ -7,6 +7,9 @@
 //! which is a payload like every other. Once the image is closed, descriptors are the
 //! caller's matter: none is opened, none but the image's is closed.
 //!
+//! Where no copy is made, the position of the image's open file tells the caller why. The copy
+//! itself can never tell such a thing: the image is closed before it goes on.
+//!
 //! It grants nothing and takes no privileged step. It reseeds no generator and knows no
 //! language: what must differ between copies is the copy's own work.
 #![no_std]
@@ -16,8 +19,11 @@ mod copy;
 
 use core::fmt::{self, Write};
 
-use rustix::fd::BorrowedFd;
-use stockade_protocol::image::ImageError;
+use rustix::{
+    fd::BorrowedFd,
+    fs::{SeekFrom, seek},
+};
+use stockade_protocol::image::{DESCRIPTOR, ImageError};
 use stockade_sys::{Errno, process::exit_now};
 
 use arguments::InitialArguments;
@@ -29,6 +35,16 @@ pub const FAILED: i32 = 125;
 pub(crate) enum Failure {
     Call { what: &'static str, errno: Errno },
     Image(ImageError),
+}
+
+impl Failure {
+    /// What the caller is told.
+    fn errno(&self) -> Errno {
+        match self {
+            Failure::Call { errno, .. } => *errno,
+            Failure::Image(_) => Errno::BADMSG,
+        }
+    }
 }
 
 impl From<ImageError> for Failure {
@@ -51,8 +67,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Becomes a copy of the process whose image is at [`stockade_protocol::image::DESCRIPTOR`], or ends with [`FAILED`] and
-/// one line on stderr.
+/// Becomes a copy of the process whose image is at [`DESCRIPTOR`]. Else it ends with [`FAILED`], and
+/// leaves the errno as the position of the image's open file; where it cannot, a line on stderr.
 ///
 /// # Safety
 /// `initial_stack` is what the kernel left in the stack pointer. The program has one thread,
@@ -60,11 +76,17 @@ impl fmt::Display for Failure {
 pub unsafe extern "C" fn run(initial_stack: *const u64) -> ! {
     // SAFETY: the caller vouches for the pointer.
     let arguments = unsafe { InitialArguments::find(initial_stack) };
+    // SAFETY: the program was started with it, and `become_copy` closes it when nothing can fail any
+    // more; where it is not open, calls fail.
+    let image = unsafe { BorrowedFd::borrow_raw(DESCRIPTOR) };
     // SAFETY: the caller vouches for where this program is.
-    let failure = match unsafe { copy::become_copy(&arguments) } {
+    let failure = match unsafe { copy::become_copy(&arguments, image) } {
         Ok(never) => match never {},
         Err(failure) => failure,
     };
+    if seek(image, SeekFrom::Start(u64::from(failure.errno().raw_os_error().unsigned_abs()))).is_ok() {
+        exit_now(FAILED)
+    }
     let mut line = Line { bytes: [0; 200], length: 0 };
     // A message that does not fit is cut off.
     let _whole = writeln!(line, "stockade-restore: {failure}");

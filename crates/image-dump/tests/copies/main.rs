@@ -9,12 +9,16 @@ mod support;
 
 use std::{
     fs::{self, File},
-    os::unix::fs::FileExt,
+    os::{fd::OwnedFd, unix::fs::FileExt},
     thread,
 };
 
 use programs::PROGRAMS;
-use stockade_protocol::image::{HEADER_LENGTH, HostFacts, ImageError, PAGE, VdsoParts, check, set_hot};
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
+};
+use stockade_protocol::image::{HEADER_LENGTH, HostFacts, PAGE, VdsoParts, check, set_hot};
 use stockade_sys::seccomp::{
     Instruction,
     program::{ALLOW, NUMBER, answer, equal, load, load_argument},
@@ -338,15 +342,21 @@ fn an_image_passes_the_launchers_check_and_bad_ones_end_the_restorer() {
     println!("{with} faults with the list of {pages} pages, {without} without");
     assert!(without > 100);
 
+    // What the caller is told, and what the restorer says where it cannot tell.
     let refusal = |site: &Site| {
         let output = site.copy(&Start::default());
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(125), &b""[..]), "{output:?}");
-        text(&output.stderr).into_owned()
+        (seek(&site.image, SeekFrom::Current(0)), text(&output.stderr).into_owned())
     };
+    assert_eq!(seek(&site.image, SeekFrom::Current(0)), Ok(0), "copies were made");
+    let malformed = Ok(u64::from(Errno::BADMSG.raw_os_error().unsigned_abs()));
     site.image.write_all_at(&[0], 0).unwrap();
-    assert_eq!(refusal(&site), format!("stockade-restore: {}\n", ImageError::Magic));
+    assert_eq!(refusal(&site), (malformed, String::new()));
+    seek(&site.image, SeekFrom::Start(0)).unwrap();
     site.image.set_len(100).unwrap();
-    assert_eq!(refusal(&site), format!("stockade-restore: {}\n", ImageError::Truncated));
-    site.image = File::open(&site.directory).unwrap();
-    assert!(refusal(&site).starts_with("stockade-restore: map the header: errno "));
+    assert_eq!(refusal(&site), (malformed, String::new()));
+    let (reader, _writer) = std::io::pipe().unwrap();
+    site.image = File::from(OwnedFd::from(reader));
+    let (position, said) = refusal(&site);
+    assert!(position == Err(Errno::SPIPE) && said.starts_with("stockade-restore: map the header: errno "), "{position:?} {said}");
 }

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::{
-    fs::{AtFlags, unlinkat},
+    fs::{AtFlags, SeekFrom, seek, unlinkat},
     io::Errno,
 };
 use stockade_egress::gate::Gate;
@@ -17,6 +17,7 @@ use super::{
     Supervision, failed,
     quota::{COUNT, CountMode, ScratchFs},
     sampler::FsSampler,
+    state::State,
     unwritten,
 };
 use crate::{
@@ -34,6 +35,9 @@ use crate::{
     teardown::Teardown,
     verdict::{Cause, Decision, RunEvidence, decide},
 };
+
+/// The largest that the kernel has.
+const MAX_ERRNO: u64 = 4095;
 
 /// What a run has come to.
 struct RunEnd {
@@ -53,6 +57,7 @@ impl Supervision<'_> {
         let cpu_of_all = self.reap();
         while self.handshake.has_status() && self.read_status().is_ok() {}
         self.drain();
+        self.check_copy();
         // How fast the launcher took it is chance.
         self.check_output();
         // With all that the program has left, its own file among it.
@@ -99,6 +104,19 @@ impl Supervision<'_> {
             while matches!(hooks.read_more(&mut self.streams.buffer), Ok(true)) {}
         }
         self.streams.terminal = None;
+    }
+
+    /// Where the restorer has made no copy, the program has not run, whatever pid 1 says. Only the
+    /// restorer moves the position of the image's open file, which it closes before the copy goes on.
+    fn check_copy(&mut self) {
+        let Some(position) = self.image.as_ref().map(|image| seek(image, SeekFrom::Current(0))) else { return };
+        let failure = match position {
+            Ok(0) => return,
+            Ok(errno) => LaunchError::Restore(Errno::from_raw_os_error(i32::try_from(errno.min(MAX_ERRNO)).unwrap_or_default())),
+            Err(errno) => failed("look at the memory image")(errno),
+        };
+        self.state = State::Failed;
+        self.failure = Some(failure);
     }
 
     /// Keeps a failure, unless there is one.

@@ -229,6 +229,7 @@ impl Keeper {
                     said: &mut self.said,
                     is_wild: false,
                     wants_output: begin.output,
+                    has_begun: false,
                     unsent: Vec::new(),
                     left_out: PerStream::default(),
                 };

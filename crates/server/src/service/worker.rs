@@ -244,6 +244,7 @@ impl Worker {
             said: &mut self.said,
             is_wild: false,
             wants_output: output,
+            has_begun: false,
             unsent: Vec::new(),
             left_out: PerStream::default(),
         };
@@ -349,6 +350,8 @@ pub(super) struct FrontClient<'a> {
     pub(super) is_wild: bool,
     /// It wants to hear what the program prints.
     pub(super) wants_output: bool,
+    /// It was told that the program may run: once, also where another start has to be tried.
+    pub(super) has_begun: bool,
     /// Frames that it has not taken yet. A run never waits for it.
     pub(super) unsent: Vec<u8>,
     /// Bytes that found no room there.
@@ -429,6 +432,9 @@ impl Client for FrontClient<'_> {
     fn signalled(&mut self, _: i32) {}
 
     fn begins(&mut self) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
         // Nothing is unsent before.
         let _fits = self.add(&FromWorker::Started);
         self.flush();
