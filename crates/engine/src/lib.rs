@@ -14,6 +14,7 @@ pub mod companion;
 pub mod facts;
 pub mod interpreter;
 pub mod notice;
+pub mod own_program;
 mod policies;
 mod pool;
 mod refusal;

@@ -6,7 +6,7 @@
 
 use std::{
     io::Read,
-    process::{Child, ChildStderr, Command, Stdio},
+    process::{Child, ChildStderr, Stdio},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -24,7 +24,10 @@ use super::{
     Image, Made, NoTemplate,
     make::{empty_image, errno_of, file_failed},
 };
-use crate::Options;
+use crate::{
+    Options,
+    own_program::{own_program, own_program_of_service},
+};
 
 /// How long it has to end its run.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -72,11 +75,11 @@ impl Maker {
     pub fn start(runtime: &str, stem: &str, options: &Options) -> Result<Self, NoTemplate> {
         let image = empty_image()?;
         let stdout = fcntl_dupfd_cloexec(&image, 0).map_err(file_failed("hand on the image"))?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = if options.key.is_some() { own_program_of_service() } else { own_program() };
         command.args(["templates", "make", runtime, "--stem", stem, "--session", &std::process::id().to_string()]);
         command.args(options.policy_arguments());
         if let Some(key) = &options.key {
-            command.arg("--key").arg(key).env_remove("SUDO_UID").env_remove("SUDO_GID");
+            command.arg("--key").arg(key);
         }
         let started = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
         let mut child = started.map_err(|error| file_failed("start the process that makes it")(errno_of(&error)))?;
