@@ -5,17 +5,24 @@
 
 use std::{
     collections::BTreeMap,
-    process::{Command, Stdio},
+    io::Read,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use stockade_diagnose::doctor::{Shortfall, shortfall};
-use stockade_engine::{Options, approval::ApprovedBy, runs::EntryPoint};
+use stockade_engine::{Options, approval::ApprovedBy, own_program::own_program_of_service, runs::EntryPoint};
 use stockade_policy::service::ServiceKey;
 use stockade_protocol::service::Lack;
 
 use crate::{ExitCode, args, output::write_out};
+
+/// How long it may take where the supervisor waits for it: until then no process that ends is replaced, and
+/// the service's manager hears nothing. A policy takes some hundredths of a second.
+pub(super) const WHILE_SERVING: Duration = Duration::from_secs(15);
 
 /// What one policy lacks, as the examining process prints it.
 #[derive(Deserialize, Serialize)]
@@ -25,26 +32,51 @@ struct Examined {
     without: Vec<String>,
 }
 
-/// What this host lacks for the policies of these keys.
+/// What this host lacks for the policies of these keys. `most`: how long that may take.
 ///
 /// # Errors
-/// They could not be examined.
-pub(super) fn examine(keys: &[ServiceKey]) -> anyhow::Result<Vec<Lack>> {
+/// They could not be examined, or not in this time.
+pub(super) fn examine(keys: &[ServiceKey], most: Option<Duration>) -> anyhow::Result<Vec<Lack>> {
     let mut first_keys = BTreeMap::new();
     for key in keys {
         for policy in &key.policies {
             first_keys.entry(policy.as_str()).or_insert(key.id.as_str());
         }
     }
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = own_program_of_service();
     command.args(["serve-examine", "--"]).args(first_keys.iter().flat_map(|(policy, key)| [*policy, *key]));
-    command.env_remove("SUDO_UID").env_remove("SUDO_GID").stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = command.output().context("examine what this host can do")?;
-    if !output.status.success() {
-        bail!("examine what this host can do: {}; what it said stands above", output.status);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("examine what this host can do")?;
+    let printed = printed_within(&mut child, most);
+    if !matches!(printed, Ok(Some(_))) {
+        // What it leaves, the next start clears away.
+        child.kill().context("end the examination of this host")?;
     }
-    let examined: Vec<Examined> = serde_json::from_slice(&output.stdout).context("what this host can do")?;
+    let status = child.wait().context("examine what this host can do")?;
+    let Some(printed) = printed? else {
+        let (count, most) = (first_keys.len(), most.unwrap_or_default().as_secs());
+        bail!("examine what this host can do: for {count} policies it has taken more than {most} s; try again, or restart the service");
+    };
+    if !status.success() {
+        bail!("examine what this host can do: {status}; what it said stands above");
+    }
+    let examined: Vec<Examined> = serde_json::from_slice(&printed).context("what this host can do")?;
     Ok(examined.into_iter().flat_map(lacks).collect())
+}
+
+/// All that a process prints; none: it takes longer than this.
+fn printed_within(child: &mut Child, most: Option<Duration>) -> anyhow::Result<Option<Vec<u8>>> {
+    let end = most.map(|most| Instant::now() + most);
+    let (mut stdout, mut printed, mut part) = (child.stdout.take().context("its stdout")?, Vec::new(), [0; 4096]);
+    loop {
+        let left = end.map(|end| Timespec::try_from(end.saturating_duration_since(Instant::now()))).transpose()?;
+        if poll(&mut [PollFd::new(&stdout, PollFlags::IN)], left.as_ref()).context("wait for what it prints")? == 0 {
+            return Ok(None);
+        }
+        match stdout.read(&mut part).context("read what it prints")? {
+            0 => return Ok(Some(printed)),
+            length => printed.extend(part.iter().take(length)),
+        }
+    }
 }
 
 fn lacks(Examined { policy, prevents, without }: Examined) -> impl Iterator<Item = Lack> {
