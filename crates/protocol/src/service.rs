@@ -49,7 +49,10 @@ impl core::error::Error for Malformed {}
 /// A message that crosses one of these sockets.
 pub trait Message: Sized {
     /// Its frame.
-    fn to_frame(&self) -> Vec<u8>;
+    ///
+    /// # Errors
+    /// It is [`Malformed::TooLong`]: its reader would refuse it, and read nothing more.
+    fn to_frame(&self) -> Result<Vec<u8>, Malformed>;
     /// Reads a frame.
     ///
     /// # Errors
@@ -92,15 +95,18 @@ impl FrameDecoder {
     }
 }
 
-fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+fn frame(kind: u8, payload: &[u8]) -> Result<Vec<u8>, Malformed> {
+    if payload.len() > MAX_PAYLOAD {
+        return Err(Malformed::TooLong);
+    }
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     bytes.push(kind);
     bytes.extend_from_slice(payload);
-    bytes
+    Ok(bytes)
 }
 
-fn json_frame(kind: u8, value: &impl Serialize) -> Vec<u8> {
+fn json_frame(kind: u8, value: &impl Serialize) -> Result<Vec<u8>, Malformed> {
     // Maps with text for keys, text and numbers always have a JSON form.
     frame(kind, &serde_json::to_vec(value).unwrap_or_default())
 }
@@ -148,7 +154,7 @@ pub struct Begin {
 }
 
 impl Message for ToWorker {
-    fn to_frame(&self) -> Vec<u8> {
+    fn to_frame(&self) -> Result<Vec<u8>, Malformed> {
         match self {
             ToWorker::Begin(begin) => json_frame(1, begin),
             ToWorker::Request(bytes) => frame(2, bytes),
@@ -186,7 +192,7 @@ pub enum FromWorker {
 }
 
 impl Message for FromWorker {
-    fn to_frame(&self) -> Vec<u8> {
+    fn to_frame(&self) -> Result<Vec<u8>, Malformed> {
         match self {
             FromWorker::Idle(None) => frame(128, &[]),
             FromWorker::Idle(Some(prepared)) => json_frame(128, prepared),
@@ -279,7 +285,7 @@ pub enum ListenerKind {
 }
 
 impl Message for FromSupervisor {
-    fn to_frame(&self) -> Vec<u8> {
+    fn to_frame(&self) -> Result<Vec<u8>, Malformed> {
         match self {
             FromSupervisor::Listener(kind) => json_frame(16, kind),
             FromSupervisor::Worker => frame(17, &[]),
@@ -480,7 +486,7 @@ mod tests {
     #[test]
     fn messages_come_out_as_they_went_in_however_their_bytes_come() {
         let messages = [ToWorker::Begin(begin()), ToWorker::Request(vec![0, 255, 10]), ToWorker::Cancel, ToWorker::Request(Vec::new())];
-        let bytes: Vec<u8> = messages.iter().flat_map(Message::to_frame).collect();
+        let bytes: Vec<u8> = messages.iter().flat_map(|message| message.to_frame().unwrap()).collect();
         for piece in 1..=bytes.len() {
             let (mut decoder, mut found) = (FrameDecoder::default(), Vec::new());
             for piece in bytes.chunks(piece) {
@@ -511,13 +517,22 @@ mod tests {
         }
         // The longest is one.
         let mut decoder = FrameDecoder::default();
-        decoder.push(&ToWorker::Request(vec![7; MAX_PAYLOAD]).to_frame());
+        decoder.push(&ToWorker::Request(vec![7; MAX_PAYLOAD]).to_frame().unwrap());
         assert_eq!(decoder.take(), Ok(Some(ToWorker::Request(vec![7; MAX_PAYLOAD]))));
     }
 
     #[test]
     fn a_field_that_no_run_has_is_refused() {
         let mut decoder = FrameDecoder::default();
+    #[test]
+    fn what_its_reader_would_refuse_as_too_long_is_no_frame() {
+        assert_eq!(ToWorker::Request(vec![7; MAX_PAYLOAD + 1]).to_frame(), Err(Malformed::TooLong));
+        let with_key = |length: usize| ToWorker::Begin(Begin { key: "k".repeat(length), ..begin() }).to_frame();
+        let rest = with_key(0).unwrap().len() - HEADER;
+        assert_eq!(with_key(MAX_PAYLOAD - rest + 1), Err(Malformed::TooLong));
+        assert_eq!(with_key(MAX_PAYLOAD - rest).unwrap().len(), HEADER + MAX_PAYLOAD);
+    }
+
         decoder.push(&frame(1, br#"{"run":"1","key":"a","policy":"p","length":1,"output":true,"root":true}"#));
         assert_eq!(decoder.take::<ToWorker>(), Err(Malformed::Payload));
     }

@@ -125,7 +125,7 @@ impl WorkerLink {
     /// # Errors
     /// The worker has ended.
     pub async fn send(&mut self, message: &ToWorker) -> Result<(), LinkError> {
-        Ok(self.stream.write_all(&message.to_frame()).await?)
+        Ok(self.stream.write_all(&message.to_frame()?).await?)
     }
 
     /// What it says next. Nothing is lost where this is dropped before it is ready.
@@ -173,7 +173,7 @@ impl SupervisorLink {
     /// # Errors
     /// The supervisor has ended.
     pub async fn send(&mut self, message: &FromFront) -> Result<(), LinkError> {
-        Ok(self.stream.write_all(&message.to_frame()).await?)
+        Ok(self.stream.write_all(&message.to_frame()?).await?)
     }
 
     /// What it says next, with the descriptor that belongs to it. Nothing is lost where this is dropped

@@ -12,13 +12,22 @@ mod templates;
 mod watch;
 mod worker;
 
-use std::{io, os::unix::net::UnixStream, time::Duration};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    time::Duration,
+};
 
 pub use keeper::keep;
 pub use supervisor::{NotTaken, Service, ServiceEnd, ServiceError, ServiceSettings, serve};
 pub use templates::{ServedTemplate, ready_workers};
 pub use worker::{WorkerError, work};
 
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
+    time::{ClockId, clock_gettime},
+};
 use stockade_protocol::service::Message;
 
 /// How long another process of the service may leave a message unread.
@@ -26,5 +35,20 @@ const UNREAD: Duration = Duration::from_secs(20);
 
 /// Sends a message.
 fn send(mut socket: &UnixStream, message: &impl Message) -> io::Result<()> {
-    io::Write::write_all(&mut socket, &message.to_frame())
+    socket.write_all(&message.to_frame().map_err(io::Error::other)?)
+}
+
+/// The kernel's clock that [`std::time::Instant`] reads, which all processes of a host have in common.
+fn monotonic_ms() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
+}
+
+/// A file in memory that nothing can change: what is too long for a message, or for its reader to take
+/// at once.
+fn sealed_file(text: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create(c"stockade-text", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.write_all(text)?;
+    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file.into())
 }

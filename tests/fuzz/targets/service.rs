@@ -154,7 +154,7 @@ pub const FRAMES: Target = Target {
 };
 
 fn frames(messages: &[impl Message]) -> Vec<u8> {
-    messages.iter().flat_map(Message::to_frame).collect()
+    messages.iter().filter_map(|message| message.to_frame().ok()).flatten().collect()
 }
 
 /// The same messages come out however the bytes come, and each is written as a frame that is read as it.
@@ -164,7 +164,8 @@ fn assert_frames<M: Message + PartialEq + std::fmt::Debug>(input: &[u8]) {
         assert_eq!(taken::<M>(input, piece), whole, "in pieces of {piece}");
     }
     for message in &whole.0 {
-        let frame = message.to_frame();
+        // The JSON of a message may be longer than that which it was read from.
+        let Ok(frame) = message.to_frame() else { continue };
         assert!(frame.len() <= MAX_PAYLOAD + 5);
         let again = taken::<M>(&frame, frame.len());
         assert_eq!((again.0.as_slice(), again.1), (std::slice::from_ref(message), true), "a frame is read as it was written");

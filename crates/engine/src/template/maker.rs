@@ -33,6 +33,9 @@ use crate::{
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// The most that it says.
 const MAX_ANSWER: usize = 1 << 20;
+/// The most letters of a reason: it may be what code of the template has printed, and stands in every
+/// receipt of a run that goes without a copy.
+const MAX_REASON: usize = 1024;
 
 /// What the process says at its end.
 #[derive(Serialize, Deserialize)]
@@ -124,13 +127,22 @@ impl Maker {
                 let image = Image { file: Arc::clone(&self.image), made };
                 if image.is_sealed() { Progress::Made(image) } else { Progress::Refused(String::from("its image is not sealed")) }
             }
-            Ok(Answer::Refused(why)) => Progress::Refused(why),
-            Ok(Answer::Failed(why)) => Progress::Broken(why),
+            Ok(Answer::Refused(why)) => Progress::Refused(shortened(&why)),
+            Ok(Answer::Failed(why)) => Progress::Broken(shortened(&why)),
             Err(_) => {
                 let said = String::from_utf8_lossy(&self.read);
-                Progress::Broken(NoTemplate::Maker(said.lines().last().unwrap_or("without a word").to_owned()).to_string())
+                let last = shortened(said.lines().last().unwrap_or("without a word"));
+                Progress::Broken(NoTemplate::Maker(last).to_string())
             }
         }
+    }
+}
+
+/// A reason without what is beyond [`MAX_REASON`].
+fn shortened(why: &str) -> String {
+    match why.char_indices().nth(MAX_REASON) {
+        Some((end, _)) => format!("{}...", why.get(..end).unwrap_or_default()),
+        None => why.to_owned(),
     }
 }
 
@@ -147,5 +159,16 @@ impl Drop for Maker {
         // The next start clears away what it leaves then.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_reason_is_cut_between_two_letters() {
+        assert_eq!(shortened(&"é".repeat(MAX_REASON)), "é".repeat(MAX_REASON));
+        assert_eq!(shortened(&"é".repeat(MAX_REASON + 1)), format!("{}...", "é".repeat(MAX_REASON)));
     }
 }

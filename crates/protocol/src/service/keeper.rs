@@ -45,7 +45,7 @@ pub enum FromFront {
 }
 
 impl Message for FromFront {
-    fn to_frame(&self) -> Vec<u8> {
+    fn to_frame(&self) -> Result<Vec<u8>, Malformed> {
         match self {
             FromFront::Keep(of) => json_frame(96, of),
         }

@@ -53,7 +53,7 @@ pub struct TemplateWanted {
 }
 
 impl Message for ToSupervisor {
-    fn to_frame(&self) -> Vec<u8> {
+    fn to_frame(&self) -> Result<Vec<u8>, Malformed> {
         match self {
             ToSupervisor::Wants(wanted) => json_frame(64, wanted),
         }
@@ -103,7 +103,7 @@ mod tests {
         let wanted = |unfit| ToSupervisor::Wants(TemplateWanted { of: of.clone(), key: "k".to_string(), unfit });
         for message in [wanted(None), wanted(Some(7))] {
             let mut decoder = FrameDecoder::default();
-            decoder.push(&message.to_frame());
+            decoder.push(&message.to_frame().unwrap());
             assert_eq!(decoder.take(), Ok(Some(message)));
         }
         // A worker says nothing else, and the front's messages are none of its.

@@ -180,7 +180,7 @@ impl Process {
         if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(Errno::NOBUFS.into());
         }
-        let bytes = message.to_frame();
+        let bytes = message.to_frame().map_err(io::Error::other)?;
         let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, flags)?;
         // The descriptors went with the first byte.
         io::Write::write_all(&mut &self.socket, bytes.get(sent..).unwrap_or_default())

@@ -361,12 +361,13 @@ pub(super) struct FrontClient<'a> {
 impl FrontClient<'_> {
     /// Adds a message; false: there is no room for it.
     fn add(&mut self, message: &FromWorker) -> bool {
-        let frame = message.to_frame();
-        let has_room = self.unsent.len() + frame.len() <= MAX_UNSENT;
-        if has_room {
-            self.unsent.extend(frame);
+        match message.to_frame() {
+            Ok(frame) if self.unsent.len() + frame.len() <= MAX_UNSENT => {
+                self.unsent.extend(frame);
+                true
+            }
+            _ => false,
         }
-        has_room
     }
 
     /// Says what was left out of a stream, if there is room for that.
@@ -394,7 +395,8 @@ impl FrontClient<'_> {
     pub(super) fn take_unsent(mut self) -> Vec<u8> {
         for (stream, bytes) in [(OutputStream::Stdout, self.left_out.output), (OutputStream::Stderr, self.left_out.error)] {
             if bytes > 0 {
-                self.unsent.extend(FromWorker::LeftOut(stream, bytes).to_frame());
+                // Eight bytes always fit.
+                self.unsent.extend(FromWorker::LeftOut(stream, bytes).to_frame().into_iter().flatten());
             }
         }
         self.unsent
