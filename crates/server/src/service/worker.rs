@@ -1,9 +1,9 @@
 //! A worker: runs one request after the other for the front.
 //!
-//! It parses each request itself, and looks its key up in the supervisor's table. Where the front
-//! says what no front says, the worker ends, after the run that it has. It ends with the front, and
-//! with the supervisor, which cancels the run. Before it says that it is idle it has prepared the next
-//! sandbox; templates for that come from the supervisor, when they are made.
+//! It parses each request itself, and looks its key up in the supervisor's table, which it reads between two
+//! runs. After a message that no front sends, the worker finishes its run and exits. It ends with the front, and
+//! with the supervisor, which cancels the run. After a run it prepares the next sandbox, if it can, before it
+//! says that it is idle. The supervisor lends it the templates that it asks for.
 
 use std::{
     collections::VecDeque,
@@ -306,24 +306,25 @@ impl FromAbove {
     }
 }
 
-/// So many bytes that the front has announced, and whether they are cancelled; none: it has ended.
+/// So many bytes that the front has announced, and whether they are cancelled; none: it has ended. A
+/// cancellation that was read along with the last of them counts: the socket will not become readable for it.
 pub(super) fn read_whole(front: &mut UnixStream, said: &mut FrameDecoder, length: u64) -> Result<Option<(Vec<u8>, bool)>, WorkerError> {
     if length > MAX_REQUEST as u64 {
         return Err(WorkerError::Unexpected("a request that is too long"));
     }
-    let (mut bytes, mut cancelled) = (Vec::new(), false);
-    while (bytes.len() as u64) < length && !cancelled {
+    let mut bytes = Vec::new();
+    loop {
         match said.take()? {
             Some(ToWorker::Request(part)) if (bytes.len() + part.len()) as u64 <= length => bytes.extend(part),
             Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("more than it had announced")),
             Some(ToWorker::Begin(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
-            Some(ToWorker::Cancel) => cancelled = true,
+            Some(ToWorker::Cancel) => return Ok(Some((bytes, true))),
+            None if bytes.len() as u64 == length => return Ok(Some((bytes, false))),
             // A front whose socket cannot be read has ended, too.
             None if read_into(front, said).unwrap_or(false) => {}
             None => return Ok(None),
         }
     }
-    Ok(Some((bytes, cancelled)))
 }
 
 /// Whether the other process is there.
