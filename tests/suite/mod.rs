@@ -53,6 +53,7 @@ mod serve_sessions;
 mod serve_streams;
 mod serve_warm;
 mod serve_watch;
+mod serve_workers;
 mod session_life;
 mod sessions;
 mod shims;

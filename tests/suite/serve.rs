@@ -3,14 +3,21 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::{IoSlice, Read, Write},
     net::{TcpListener, TcpStream},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
+use rustix::{
+    fs::{MemfdFlags, memfd_create},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -438,15 +445,15 @@ fn a_service_without_keys_or_with_a_mistake_does_not_begin() {
 }
 
 /// A worker whose front and supervisor are this test.
-struct Worker {
+pub(super) struct Worker {
     child: Child,
-    front: UnixStream,
+    pub(super) front: UnixStream,
     supervisor: UnixStream,
 }
 
 impl Worker {
     /// One whose table has the key `k` with the policy `default`.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (front, its_front) = UnixStream::pair().unwrap();
         let (supervisor, its) = UnixStream::pair().unwrap();
         let mut command = if is_root() {
@@ -459,19 +466,29 @@ impl Worker {
         let child = command.stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its)).stderr(Stdio::piped()).spawn().unwrap();
         front.set_read_timeout(Some(scaled(Duration::from_secs(20)))).unwrap();
         let mut worker = Worker { child, front, supervisor };
-        let table = json!({"policies": {"k": ["default"]}}).to_string();
-        worker.supervisor.write_all(&[frame(18, table.as_bytes()), frame(19, b"")].concat()).unwrap();
+        worker.give_table(&json!({"policies": {"k": ["default"]}}));
         assert_eq!(worker.next().unwrap().0, 128, "it is idle");
         worker
     }
 
-    fn say(&mut self, kind: u8, payload: &[u8]) {
+    /// Its table is this from now on.
+    fn give_table(&mut self, table: &Value) {
+        let file = fs::File::from(memfd_create(c"table", MemfdFlags::CLOEXEC).unwrap());
+        (&file).write_all(table.to_string().as_bytes()).unwrap();
+        let (files, bytes) = ([file.as_fd()], frame(27, b""));
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(&self.supervisor, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::empty()).unwrap();
+    }
+
+    pub(super) fn say(&mut self, kind: u8, payload: &[u8]) {
         // One that has ended does not listen.
         let _unheard = self.front.write_all(&frame(kind, payload));
     }
 
     /// None: it has ended.
-    fn next(&mut self) -> Option<(u8, Vec<u8>)> {
+    pub(super) fn next(&mut self) -> Option<(u8, Vec<u8>)> {
         let mut head = [0; 5];
         self.front.read_exact(&mut head).ok()?;
         let mut payload = vec![0; u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize];
@@ -483,6 +500,11 @@ impl Worker {
         let request = request.to_string();
         self.say(1, json!({"run": "0", "key": key, "policy": policy, "length": request.len(), "output": false}).to_string().as_bytes());
         self.say(2, request.as_bytes());
+        self.result()
+    }
+
+    /// The result of its run, after which it is idle.
+    pub(super) fn result(&mut self) -> Value {
         let mut result = Vec::new();
         while let Some((kind @ (129 | 131), part)) = self.next() {
             assert!(kind == 129 || result.is_empty(), "it starts after its result");
@@ -493,7 +515,7 @@ impl Worker {
     }
 
     /// What it said at its end.
-    fn ended(mut self) -> String {
+    pub(super) fn ended(mut self) -> String {
         assert!(wait_within(&mut self.child, scaled(Duration::from_secs(10))).is_some(), "it goes on");
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -501,7 +523,7 @@ impl Worker {
     }
 }
 
-fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&u32::try_from(payload.len()).unwrap().to_le_bytes()[..], &[kind], payload].concat()
 }
 
@@ -524,7 +546,7 @@ fn a_front_that_was_taken_over_gets_what_its_keys_have() {
         assert_ne!(seen["output"], "0\n");
     }
     // The supervisor's word counts, not the front's.
-    worker.supervisor.write_all(&[frame(18, br#"{"policies": {}}"#), frame(19, b"")].concat()).unwrap();
+    worker.give_table(&json!({"policies": {}}));
     assert!(eventually(scaled(Duration::from_secs(5)), || worker.run("k", "default", &print)["reason"] == "not_granted"));
     drop(worker.front.shutdown(std::net::Shutdown::Both));
     worker.ended();

@@ -202,9 +202,6 @@ test!(RootlessOnly, of_two_hundred_runs_at_once_none_draws_the_random_value_of_a
 fn of_two_hundred_runs_at_once_none_draws_the_random_value_of_another() {
     let modules = "imports = [\"random\", \"secrets\", \"ssl\", \"uuid\"]\nwarm = \"import random; random.random()\"";
     let warm = Warm::new(&with_template(modules), 4, &["a"]);
-    warm.until_restored_as(0);
-    // Every worker has got the image, used or not.
-    thread::sleep(scaled(Duration::from_millis(300)));
     let code = "import json, os, random, secrets, ssl, uuid\nprint(json.dumps([id(print), \
                 [random.random(), str(uuid.uuid4()), secrets.token_hex(8), ssl.RAND_bytes(8).hex(), os.urandom(8).hex()]]))";
     let one = || {
@@ -213,6 +210,10 @@ fn of_two_hundred_runs_at_once_none_draws_the_random_value_of_another() {
             runs.into_iter().flat_map(|run| run.join().unwrap()).collect::<Vec<_>>()
         })
     };
+    // A worker has the image after its first request.
+    warm.until_restored_as(0);
+    one();
+    thread::sleep(scaled(Duration::from_millis(300)));
     let (mut layouts, mut drawn) = (BTreeSet::new(), BTreeSet::new());
     for result in one() {
         restored(&result);
@@ -474,6 +475,36 @@ fn a_template_that_a_service_refuses_costs_its_requests_nothing_else() {
     assert_eq!(result["output"], "1\n");
     assert!(warm.service.log().contains("no_such_module"), "{}", warm.service.log());
     warm.service.end();
+    // A reason of whatever length ends no worker.
+    let warm = Warm::new(&with_template("warm = \"raise ValueError('x' * 100000)\""), 1, &["a"]);
+    let worker = warm.workers();
+    let result = warm.until_started(&json!({"code": "print(1)"}), "prestarted", "ValueError: xxx");
+    let cause = result["receipt"]["start_cause"].as_str().unwrap();
+    assert!(cause.len() < 2000, "{}", cause.len());
+    assert_eq!(warm.workers(), worker, "{}", warm.service.log());
+    warm.service.end();
+}
+
+test!(Both, a_worker_that_has_nothing_to_run_keeps_no_image_for_it, seconds 120);
+fn a_worker_that_has_nothing_to_run_keeps_no_image_for_it() {
+    // A request runs for longer than its image is young, so that each has another made.
+    let warm = Warm::new(&with_template("max_age = \"1s\""), 3, &["a"]);
+    let images_of = |worker: &i32| {
+        let files = fs::read_dir(format!("/proc/{worker}/fd")).unwrap().filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        files.filter(|path| path.to_string_lossy().contains("stockade-image")).count()
+    };
+    let mut layouts = BTreeSet::new();
+    let images = || warm.service.log().matches("an image of").count();
+    while images() < 6 {
+        layouts.insert(layout(&warm.until_started(&json!({"code": LAYOUT}), "restored", "")));
+        thread::sleep(Duration::from_millis(1200));
+    }
+    let held: Vec<usize> = warm.workers().iter().map(images_of).collect();
+    // What copies are made of, what comes then, and what is prepared.
+    assert!(held.iter().all(|held| *held <= 3) && held.iter().any(|held| *held > 0), "{held:?}");
+    // The old one serves until the new one is there, and no longer.
+    assert!(layouts.len() >= 4, "{layouts:?}");
+    warm.service.end();
 }
 
 test!(Both, an_interpreter_that_is_replaced_while_a_service_lives_is_the_next_request_s, seconds 120);
@@ -511,6 +542,23 @@ fn a_policy_that_is_changed_holds_for_the_next_request_of_a_service() {
     let result = warm.ask(&zone);
     assert_eq!(result["output"], "Asia/Tokyo\n");
     started(&result, "fresh", "did not fit");
+    assert_eq!(warm.until_started(&zone, "restored", "")["output"], "Asia/Tokyo\n");
+    warm.service.end();
+}
+
+test!(Both, a_policy_that_is_changed_outdates_all_images_in_rotation, seconds 120);
+fn a_policy_that_is_changed_outdates_all_images_in_rotation() {
+    let warm = Warm::new(&with_template("images = 3"), 1, &["a"]);
+    let zone = json!({"code": "import os; print(os.environ['TZ'])"});
+    warm.until_started(&zone, "restored", "");
+    assert!(eventually(MADE, || warm.service.log().matches("an image of").count() == 3), "{}", warm.service.log());
+    fs::write(&warm.policy, derived(&format!("{}\n[environment.set]\nTZ = \"Asia/Tokyo\"", with_template("images = 3")))).unwrap();
+    for _ in 0..8 {
+        let result = warm.ask(&zone);
+        assert_eq!(result["output"], "Asia/Tokyo\n");
+        let cause = result["receipt"]["start_cause"].to_string();
+        assert!(!cause.contains("refused"), "{cause}");
+    }
     assert_eq!(warm.until_started(&zone, "restored", "")["output"], "Asia/Tokyo\n");
     warm.service.end();
 }

@@ -315,6 +315,16 @@ impl Pool {
         self.prepared.as_ref().is_some_and(|prepared| prepared.ready.is_restored())
     }
 
+    /// Whether the interpreter that waits is to be replaced by a copy of this template: it is none, or one of
+    /// an image that is too old.
+    pub(crate) fn gives_way_to(&self, template: &Template) -> bool {
+        let is_worse = |own: &Option<Result<Rc<Template>, NotPrestarted>>| match own {
+            Some(Ok(own)) => own.is_too_old() && !template.is_too_old(),
+            _ => true,
+        };
+        self.waits_for_program() && self.prepared.as_ref().is_some_and(|prepared| is_worse(&prepared.template))
+    }
+
     /// Whether no interpreter was started in it for the only reason that code ran then.
     pub(crate) fn is_of_beside(&self) -> bool {
         self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted == Some(NotPrestarted::Beside))

@@ -129,13 +129,17 @@ impl Runner {
     /// or replaces one whose interpreter has waited for long by one without. Where that fails, such a
     /// request gets the error when it comes. Not while a run goes on.
     pub fn pause(&mut self) {
-        let Some(expected) = self.expected().cloned() else { return };
         let has_waited = self.pool.has_waited();
+        if has_waited {
+            // Whatever comes of the rest: it would be found to have waited again at once.
+            (self.pool, self.prepared) = (Pool::default(), None);
+        }
+        let Some(expected) = self.expected().cloned() else { return };
         let options = self.options(&expected.key, &expected.policy);
         let Some(loaded) = self.policy(&options) else { return };
         let (of, template) = self.template_for(&expected, Some(&loaded), &options);
-        let gets_copy = self.pool.waits_for_program() && !self.pool.is_copy() && matches!(template, Some(Ok(_)));
-        if !(self.pool.is_empty() || has_waited || gets_copy) {
+        let is_better = matches!(&template, Some(Ok(template)) if self.pool.gives_way_to(template));
+        if !(self.pool.is_empty() || is_better) {
             return;
         }
         if self.never.as_ref().is_some_and(|(policy, sha256, _)| (policy, sha256) == (&expected.policy, &loaded.policy.sha256)) {

@@ -206,7 +206,7 @@ impl Template {
         self.runs_left.get() == 0 || self.is_too_old()
     }
 
-    fn is_too_old(&self) -> bool {
+    pub(crate) fn is_too_old(&self) -> bool {
         self.since.elapsed() >= self.max_age
     }
 }

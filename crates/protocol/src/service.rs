@@ -246,15 +246,14 @@ pub struct WorkerTable {
     pub ready_for: Option<ReadyFor>,
 }
 
-/// What the supervisor tells the front, and of this the settings to each worker too: a worker's are a
-/// [`WorkerTable`], the front's [`Settings`]. With some of it comes a descriptor.
+/// What the supervisor tells the front, workers and keepers. With some of it comes a descriptor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromSupervisor {
     /// A socket that listens; its descriptor comes along.
     Listener(ListenerKind),
     /// The socket of a worker; its descriptor comes along.
     Worker,
-    /// A part of the settings, which are JSON and may be longer than a frame.
+    /// For the front: a part of its [`Settings`], which are JSON and may be longer than a frame.
     SettingsPart(Vec<u8>),
     /// The settings are whole, and replace those before.
     SettingsEnd,
@@ -272,6 +271,8 @@ pub enum FromSupervisor {
     Front,
     /// Nothing: the supervisor looks whether it is read.
     Ping,
+    /// For a worker: its [`WorkerTable`] is another. The descriptor of a file with its JSON comes along.
+    Table,
 }
 
 /// What a socket listens at.
@@ -298,6 +299,7 @@ impl Message for FromSupervisor {
             FromSupervisor::NoKeeper(none) => json_frame(24, none),
             FromSupervisor::Front => frame(25, &[]),
             FromSupervisor::Ping => frame(26, &[]),
+            FromSupervisor::Table => frame(27, &[]),
         }
     }
 
@@ -314,6 +316,7 @@ impl Message for FromSupervisor {
             24 => from_json(payload).map(FromSupervisor::NoKeeper),
             25 => empty(payload, FromSupervisor::Front),
             26 => empty(payload, FromSupervisor::Ping),
+            27 => empty(payload, FromSupervisor::Table),
             _ => Err(Malformed::Kind(kind)),
         }
     }
@@ -522,9 +525,6 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_no_run_has_is_refused() {
-        let mut decoder = FrameDecoder::default();
-    #[test]
     fn what_its_reader_would_refuse_as_too_long_is_no_frame() {
         assert_eq!(ToWorker::Request(vec![7; MAX_PAYLOAD + 1]).to_frame(), Err(Malformed::TooLong));
         let with_key = |length: usize| ToWorker::Begin(Begin { key: "k".repeat(length), ..begin() }).to_frame();
@@ -533,7 +533,10 @@ mod tests {
         assert_eq!(with_key(MAX_PAYLOAD - rest).unwrap().len(), HEADER + MAX_PAYLOAD);
     }
 
-        decoder.push(&frame(1, br#"{"run":"1","key":"a","policy":"p","length":1,"output":true,"root":true}"#));
+    #[test]
+    fn a_field_that_no_run_has_is_refused() {
+        let mut decoder = FrameDecoder::default();
+        decoder.push(&frame(1, br#"{"run":"1","key":"a","policy":"p","length":1,"output":true,"root":true}"#).unwrap());
         assert_eq!(decoder.take::<ToWorker>(), Err(Malformed::Payload));
     }
 }

@@ -110,7 +110,7 @@ pub const FRAMES: Target = Target {
             FromSupervisor::SettingsEnd,
             FromSupervisor::Listener(ListenerKind::Tcp),
             FromSupervisor::Worker,
-            FromSupervisor::Template(TemplateLent { of: of.clone(), number: 1, runs: 2, age_ms: 3 }),
+            FromSupervisor::Template(TemplateLent { of: of.clone(), number: 1, runs: 2, made_ms: 3 }),
             FromSupervisor::NoTemplate(TemplateRefused { of: of.clone(), why: "none".to_owned() }),
             FromSupervisor::Keeper(keeper.clone()),
             FromSupervisor::NoKeeper(NoKeeper { session: "s".to_owned(), why: "none".to_owned() }),
@@ -118,7 +118,8 @@ pub const FRAMES: Target = Target {
             FromSupervisor::Drain,
         ];
         let from_front = [FromFront::Keep(keeper)];
-        let to_supervisor = [ToSupervisor::Wants(TemplateWanted { of, key: "a".to_owned(), unfit: Some(1) })];
+        let to_supervisor =
+            [ToSupervisor::Wants(TemplateWanted { of, key: "a".to_owned(), unfit: Some(1), has_one: false }), ToSupervisor::HasTable];
         vec![frames(&to_worker), frames(&from_worker), frames(&from_supervisor), frames(&to_supervisor), frames(&from_front)]
     },
     words: &[

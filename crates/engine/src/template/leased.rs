@@ -6,7 +6,7 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -33,11 +33,11 @@ pub struct Lease {
     pub image: Image,
     /// Copies that may be made.
     pub runs: u64,
-    /// How long ago it was made.
-    pub age: Duration,
+    /// When it was made.
+    pub since: Instant,
 }
 
-/// All that a worker has, and may have for the asking.
+/// All that a worker has been lent. It is lent nothing that it has not asked for.
 #[derive(Default)]
 pub(crate) struct LeasedTemplates {
     all: BTreeMap<TemplateOf, Leased>,
@@ -47,14 +47,14 @@ pub(crate) struct LeasedTemplates {
 
 #[derive(Default)]
 struct Leased {
-    /// The policy that all the rest is for.
-    policy_sha256: String,
+    /// The policy that all the rest is for, and when it was seen for the first time.
+    policy: Option<(String, Instant)>,
     /// How a copy is started, or why none may be.
     plan: Option<Result<Rc<Plan>, String>>,
     /// What copies are made of.
     current: Option<Current>,
-    /// What comes then.
-    next: VecDeque<Lease>,
+    /// What takes the place of that when it is used up or too old.
+    next: Option<Lease>,
     /// Why there is none, and since when that is known.
     refused: Option<(String, Instant)>,
     /// The age at which an image is made anew, and after which what was refused is tried again.
@@ -100,21 +100,21 @@ impl LeasedTemplates {
         leased.drop_outdated();
         leased.wants_more().then(|| {
             leased.asked = Some(Instant::now());
-            TemplateWanted { of: of.clone(), key: key.to_owned(), unfit: leased.unfit.take() }
+            TemplateWanted { of: of.clone(), key: key.to_owned(), unfit: leased.unfit.take(), has_one: leased.usable().is_some() }
         })
     }
 
-    /// What the service has lent, asked for it or not.
+    /// What the service has lent.
     pub(crate) fn give(&mut self, of: &TemplateOf, lease: Lease) {
         let leased = self.leased(of);
         (leased.asked, leased.refused) = (None, None);
-        leased.next.push_back(lease);
+        leased.next = Some(lease);
     }
 
-    /// The service has none, for this reason, and will have none.
+    /// The service has none, for this reason. It is asked again after the time of [`Leased::max_age`].
     pub(crate) fn refuse(&mut self, of: &TemplateOf, why: String) {
         if let Some(leased) = self.all.get_mut(of) {
-            (leased.asked, leased.current, leased.next) = (None, None, VecDeque::new());
+            (leased.asked, leased.current, leased.next) = (None, None, None);
             leased.refused = Some((why, Instant::now()));
         }
     }
@@ -127,34 +127,58 @@ impl LeasedTemplates {
 
 impl Leased {
     fn ready(&mut self, runtime: &str, loaded: &LoadedPolicy, options: &Options) -> Result<Rc<Template>, NotPrestarted> {
-        if self.policy_sha256 != loaded.policy.sha256 {
-            let policy_sha256 = loaded.policy.sha256.clone();
-            let max_age = loaded.policy.template_of(runtime).map_or(Duration::ZERO, |(_, template)| template.max_age);
-            // What was given by itself may be for this one.
-            let (next, asked, used) = (std::mem::take(&mut self.next), self.asked, self.used);
-            let unfit = self.current.as_ref().map(|current| current.number).or(self.unfit);
-            *self = Leased { policy_sha256, max_age, next, unfit, asked, used, ..Leased::default() };
-        }
-        if let Some(current) = self.current.as_ref().filter(|current| current.template.runs_left.get() > 0) {
-            return Ok(Rc::clone(&current.template));
+        if self.policy.as_ref().is_none_or(|(sha256, _)| *sha256 != loaded.policy.sha256) {
+            self.begin_policy(runtime, loaded);
         }
         let plan = self.plan.get_or_insert_with(|| {
             let plan = plan_of_copies(runtime, MAIN, loaded, options);
             plan.map(Rc::new).map_err(|why| why.to_string())
         });
         let plan = Rc::clone(plan.as_ref().map_err(|why| NotPrestarted::TemplateRefused(why.clone()))?);
-        if let Some((why, _)) = &self.refused {
-            return Err(NotPrestarted::TemplateRefused(why.clone()));
+        let renewed = self.renew(&plan);
+        if let Some(template) = self.usable() {
+            return Ok(Rc::clone(template));
         }
-        let Some(Lease { number, image, runs, age }) = self.next.pop_front() else {
-            return Err(match () {
-                () if self.current.take().is_some() => NotPrestarted::UsedUp,
-                () if self.asked.is_some() => NotPrestarted::NoTemplateYet,
-                () => NotPrestarted::TemplateNotBegun,
-            });
+        renewed?;
+        Err(match &self.refused {
+            Some((why, _)) => NotPrestarted::TemplateRefused(why.clone()),
+            None if self.current.take().is_some() => NotPrestarted::UsedUp,
+            None if self.asked.is_some() => NotPrestarted::NoTemplateYet,
+            None => NotPrestarted::TemplateNotBegun,
+        })
+    }
+
+    /// Forgets what was of another policy. What was lent last may be of this one.
+    fn begin_policy(&mut self, runtime: &str, loaded: &LoadedPolicy) {
+        let max_age = loaded.policy.template_of(runtime).map_or(Duration::ZERO, |(_, template)| template.max_age);
+        let unfit = self.current.as_ref().map(|current| current.number).or(self.unfit);
+        *self = Leased {
+            policy: Some((loaded.policy.sha256.clone(), Instant::now())),
+            max_age,
+            unfit,
+            next: self.next.take(),
+            asked: self.asked,
+            used: self.used,
+            ..Leased::default()
         };
-        if !image.is_for(&plan) {
-            (self.unfit, self.unfit_in_a_row) = (Some(number), self.unfit_in_a_row + 1);
+    }
+
+    /// What a copy can be made of.
+    fn usable(&self) -> Option<&Rc<Template>> {
+        self.current.as_ref().map(|current| &current.template).filter(|template| template.runs_left.get() > 0)
+    }
+
+    /// Where what copies are made of is used up or too old, takes what was lent for then.
+    ///
+    /// # Errors
+    /// That is no image for this plan.
+    fn renew(&mut self, plan: &Rc<Plan>) -> Result<(), NotPrestarted> {
+        let is_due = self.current.as_ref().is_none_or(|current| current.template.is_used_up());
+        let Some(Lease { number, image, runs, since }) = self.next.take_if(|_| is_due) else { return Ok(()) };
+        if !image.is_for(plan) {
+            self.unfit = Some(number);
+            // One that was made before this policy was there says nothing about the next.
+            self.unfit_in_a_row += u32::from(self.policy.as_ref().is_some_and(|(_, seen)| since >= *seen));
             if self.unfit_in_a_row >= MAX_UNFIT {
                 let why = "the process that makes it finds another policy, or another host, than this one";
                 self.refused = Some((why.to_owned(), Instant::now()));
@@ -162,18 +186,17 @@ impl Leased {
             return Err(NotPrestarted::OtherPolicy);
         }
         self.unfit_in_a_row = 0;
-        let max_age = self.max_age;
-        let since = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
+        let (plan, max_age) = (Rc::clone(plan), self.max_age);
         let template = Rc::new(Template { image, stem: None, plan, since, max_age, runs_left: Cell::new(runs) });
-        self.current = Some(Current { number, runs, template: Rc::clone(&template) });
-        Ok(template)
+        self.current = Some(Current { number, runs, template });
+        Ok(())
     }
 
     /// An image of files that are others by now is of no use.
     fn drop_outdated(&mut self) {
         if let Some(current) = self.current.take_if(|current| !current.template.is_current()) {
-            // What comes next may be of the same files.
-            self.next.clear();
+            // What was lent for then may be of the same files.
+            self.next = None;
             self.unfit = Some(current.number);
         }
     }
@@ -184,6 +207,6 @@ impl Leased {
         let has_plan = !matches!(self.plan, Some(Err(_)));
         let is_refused = self.refused.as_ref().is_some_and(|(_, since)| since.elapsed() < self.max_age);
         let is_asked = self.asked.is_some_and(|asked| asked.elapsed() < ASK_AGAIN);
-        has_plan && !is_refused && !is_asked && self.next.is_empty() && self.current.as_ref().is_none_or(is_low)
+        has_plan && !is_refused && !is_asked && self.next.is_none() && self.current.as_ref().is_none_or(is_low)
     }
 }

@@ -1,4 +1,4 @@
-//! What workers and the supervisor of a service say to each other about templates.
+//! What workers tell the supervisor of a service, and what the two say to each other about templates.
 //!
 //! A worker asks for a template by what its request was, and the supervisor answers in its own time, with
 //! an image or a reason. Values only: what may be asked for is the supervisor's to know.
@@ -7,7 +7,7 @@ use alloc::{string::String, vec::Vec};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Malformed, Message, from_json, json_frame};
+use super::{Malformed, Message, empty, frame, from_json, json_frame};
 
 /// What a worker has prepared from the beginning on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,8 @@ pub struct TemplateOf {
 pub enum ToSupervisor {
     /// It has too little of a template.
     Wants(TemplateWanted),
+    /// It has read its table.
+    HasTable,
 }
 
 /// What a worker asks for.
@@ -50,18 +52,22 @@ pub struct TemplateWanted {
     pub key: String,
     /// The image of this number, and those before it, are not what a fresh start is now.
     pub unfit: Option<u64>,
+    /// It can still make copies of one, so that an image that is too old is of no use to it.
+    pub has_one: bool,
 }
 
 impl Message for ToSupervisor {
     fn to_frame(&self) -> Result<Vec<u8>, Malformed> {
         match self {
             ToSupervisor::Wants(wanted) => json_frame(64, wanted),
+            ToSupervisor::HasTable => frame(65, &[]),
         }
     }
 
     fn parse(kind: u8, payload: &[u8]) -> Result<Self, Malformed> {
         match kind {
             64 => from_json(payload).map(ToSupervisor::Wants),
+            65 => empty(payload, ToSupervisor::HasTable),
             _ => Err(Malformed::Kind(kind)),
         }
     }
@@ -77,8 +83,8 @@ pub struct TemplateLent {
     pub number: u64,
     /// Copies that the worker may make of it.
     pub runs: u64,
-    /// How long ago it was made, in milliseconds.
-    pub age_ms: u64,
+    /// When it was made, in milliseconds of the kernel's CLOCK_MONOTONIC: a worker may read this much later.
+    pub made_ms: u64,
 }
 
 /// Why there is no image of a template.
@@ -100,14 +106,14 @@ mod tests {
     #[test]
     fn what_is_said_of_templates_comes_out_as_it_went_in() {
         let of = TemplateOf { policy: "p".to_string(), runtime: "python".to_string(), key: Some("k".to_string()) };
-        let wanted = |unfit| ToSupervisor::Wants(TemplateWanted { of: of.clone(), key: "k".to_string(), unfit });
-        for message in [wanted(None), wanted(Some(7))] {
+        let wanted = |unfit| ToSupervisor::Wants(TemplateWanted { of: of.clone(), key: "k".to_string(), unfit, has_one: true });
+        for message in [wanted(None), wanted(Some(7)), ToSupervisor::HasTable] {
             let mut decoder = FrameDecoder::default();
             decoder.push(&message.to_frame().unwrap());
             assert_eq!(decoder.take(), Ok(Some(message)));
         }
         // A worker says nothing else, and the front's messages are none of its.
-        for (kind, payload) in [(64, &b"{}"[..]), (64, b""), (1, b""), (128, b""), (65, b"{}")] {
+        for (kind, payload) in [(64, &b"{}"[..]), (64, b""), (1, b""), (128, b""), (65, b"{}"), (66, b"")] {
             let mut bytes = vec![u8::try_from(payload.len()).unwrap_or_default(), 0, 0, 0, kind];
             bytes.extend_from_slice(payload);
             let mut decoder = FrameDecoder::default();

@@ -23,29 +23,29 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
     time::Timespec,
 };
-use stockade_engine::{caller::Caller, companion, signals::Signals};
+use stockade_engine::{caller::Caller, companion, own_program::own_program_of_service, signals::Signals};
 use stockade_protocol::service::{
     FrameDecoder, FromFront, FromSupervisor, KeeperOf, Lack, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
     WorkerTable,
 };
 
 use super::{
-    UNREAD, notify, send,
+    UNREAD, notify, sealed_file, send,
     templates::{Reply, ServedTemplate, TemplateStore, Terms, ready_workers},
     watch::{self, FrontState, FrontWatch},
 };
 
 const FRONT: &str = "stockade-serve";
-/// A process that has not lived so long has failed.
+/// A process that ends sooner counts as failed.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 /// So many that fail one after the other end the service.
 const MAX_FAILED: u32 = 5;
+/// After this time a process that could not be started is tried again.
+const RETRY: Duration = Duration::from_secs(1);
 /// How long those that are told to end have for it, beyond the time to drain.
 const LAST: Duration = Duration::from_secs(5);
 /// How long a front has to take the sockets before the service is said to be ready all the same.
 const FIRST: Duration = Duration::from_secs(20);
-/// Said by the manager to this process alone.
-const OF_MANAGER: [&str; 6] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
 /// What is served, and how.
 pub struct Service<'a> {
@@ -149,14 +149,20 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// What it was sent has not reached it whole: it ends, and another takes its place.
+    fn give_up(&mut self) {
+        // It may have ended by itself.
+        let _ended = self.child.kill();
+    }
+
     fn end(mut self) {
         // It may have ended by itself.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }
 
-    /// Sends settings, in as many parts as they need.
-    fn send_settings(&self, settings: &impl serde::Serialize) -> io::Result<()> {
+    /// Sends the front its settings, in as many parts as they need.
+    fn send_settings(&self, settings: &Settings) -> io::Result<()> {
         let text = serde_json::to_vec(settings).map_err(io::Error::other)?;
         for part in text.chunks(MAX_PAYLOAD) {
             send(&self.socket, &FromSupervisor::SettingsPart(part.to_vec()))?;
@@ -191,13 +197,46 @@ impl Process {
 struct Worker {
     place: usize,
     process: Process,
+    table: TableState,
+}
+
+/// What a worker has of its table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TableState {
+    /// It has read the last that it was sent, or was sent none.
+    Read,
+    /// It has not read it yet: a worker reads nothing while it runs.
+    Sent,
+    /// Nor that, and it is outdated by now.
+    Outdated,
 }
 
 impl Worker {
+    /// Sends it the table as it is now; if it has not read the last, when it has. Waits for nothing.
+    fn update_table(&mut self, settings: &ServiceSettings) {
+        if self.table != TableState::Read {
+            self.table = TableState::Outdated;
+            return;
+        }
+        self.table = TableState::Sent;
+        if self.send_table(settings).is_err() {
+            // One that cannot be told what holds now would go on with what held before.
+            self.process.give_up();
+        }
+    }
+
     fn send_table(&self, ServiceSettings { front, templates }: &ServiceSettings) -> io::Result<()> {
         let policies = front.keys.iter().map(|key| (key.id.clone(), key.policies.clone())).collect();
         let ready_for = ready_workers(&front.keys, templates).into_iter().nth(self.place);
-        self.process.send_settings(&WorkerTable { policies, ready_for })
+        let table = serde_json::to_vec(&WorkerTable { policies, ready_for }).map_err(io::Error::other)?;
+        self.process.send_now(&FromSupervisor::Table, &[sealed_file(&table)?.as_fd()])
+    }
+
+    /// It has read its table.
+    fn has_table(&mut self, settings: &ServiceSettings) {
+        if std::mem::replace(&mut self.table, TableState::Read) == TableState::Outdated {
+            self.update_table(settings);
+        }
     }
 }
 
@@ -254,6 +293,8 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
         keepers: Vec::new(),
         leaving: Vec::new(),
         failed: 0,
+        not_started: 0,
+        next_try: None,
         templates: TemplateStore::default(),
     };
     group.start()?;
@@ -275,11 +316,12 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
             }
         }
         if woken.has_ended {
-            group.replace_ended()?;
+            group.note_ended()?;
         }
+        group.start_missing()?;
         if woken.has_said {
             group.serve_front();
-            group.serve_templates();
+            group.serve_workers();
         }
         group.look_at_front();
     }
@@ -319,17 +361,24 @@ struct Group<'s, 'a> {
     leaving: Vec<Process>,
     /// Processes that failed, one after the other.
     failed: u32,
+    /// Processes that could not be started, one after the other.
+    not_started: u32,
+    /// When that is tried again.
+    next_try: Option<Instant>,
 }
 
 impl Group<'_, '_> {
+    /// Starts the processes that are not there.
     fn start(&mut self) -> Result<(), ServiceError> {
-        let front = self.start_front().map_err(|error| ServiceError::Start { what: "the front, stockade-serve", error })?;
-        for keeper in &self.keepers {
-            // One that has ended is not there any more.
-            let _ended = keeper.connect(&front);
+        if self.front.is_none() {
+            let front = self.start_front().map_err(|error| ServiceError::Start { what: "the front, stockade-serve", error })?;
+            for keeper in &self.keepers {
+                // One that has ended is not there any more.
+                let _ended = keeper.connect(&front);
+            }
+            self.front = Some(front);
+            self.watch.begin();
         }
-        self.front = Some(front);
-        self.watch.begin();
         while self.workers.len() < self.service.workers {
             self.start_worker()?;
         }
@@ -345,12 +394,40 @@ impl Group<'_, '_> {
         if let Some(Caller { uid, gid, .. }) = &self.service.account {
             command.arg(format!("{uid}:{gid}"));
         }
-        let front = Process::spawn(command, ours)?;
-        front.send_settings(&self.settings.front)?;
-        for (kind, socket) in &self.service.listeners {
-            front.send_with(&FromSupervisor::Listener(*kind), &[socket.as_fd()])?;
+        let mut front = Process::spawn(command, ours)?;
+        let send = || -> io::Result<()> {
+            front.send_settings(&self.settings.front)?;
+            for (kind, socket) in &self.service.listeners {
+                front.send_with(&FromSupervisor::Listener(*kind), &[socket.as_fd()])?;
+            }
+            Ok(())
+        };
+        if send().is_err() {
+            front.give_up();
         }
         Ok(front)
+    }
+
+    /// Starts what is not there. What the host has no room for now is tried again and again, as long as a
+    /// front and a worker serve meanwhile.
+    fn start_missing(&mut self) -> Result<(), ServiceError> {
+        if self.next_try.is_some_and(|next| Instant::now() < next) {
+            return Ok(());
+        }
+        let Err(error) = self.start() else {
+            (self.not_started, self.next_try) = (0, None);
+            return Ok(());
+        };
+        self.not_started += 1;
+        if self.not_started == 1 {
+            (self.service.tell)(&format!("stockade: {error}; it is tried again every second"));
+        }
+        let serves = self.front.is_some() && !self.workers.is_empty();
+        if self.not_started >= MAX_FAILED && !serves {
+            return Err(error);
+        }
+        self.next_try = Some(Instant::now() + RETRY);
+        Ok(())
     }
 
     fn start_worker(&mut self) -> Result<(), ServiceError> {
@@ -360,21 +437,13 @@ impl Group<'_, '_> {
         let start = || -> io::Result<(Worker, UnixStream)> {
             let (of_front, its_front) = UnixStream::pair()?;
             let (ours, its) = UnixStream::pair()?;
-            let mut command = Command::new("/proc/self/exe");
-            command.arg0("stockade").arg("serve-worker").env_remove("SUDO_UID").env_remove("SUDO_GID");
-            for name in OF_MANAGER {
-                command.env_remove(name);
-            }
-            command.stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
-            let worker = Worker { place, process: Process::spawn(command, ours)? };
-            worker.send_table(&self.settings)?;
-            Ok((worker, of_front))
+            let mut command = own_program_of_service();
+            command.arg0("stockade").arg("serve-worker").stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
+            Ok((Worker { place, process: Process::spawn(command, ours)?, table: TableState::Read }, of_front))
         };
-        let (worker, of_front) = start().map_err(failed)?;
-        let id = worker.process.child.id();
+        let (mut worker, of_front) = start().map_err(failed)?;
+        worker.update_table(&self.settings);
         self.workers.push(worker);
-        let replies = self.templates.begin(id, &terms(self.service, &self.settings, &self.worker_ids()));
-        self.send_all(&replies);
         // A front that has just ended is replaced, and all workers with it.
         let _unsent = self.front.as_ref().map(|front| front.send_with(&FromSupervisor::Worker, &[of_front.as_fd()]));
         Ok(())
@@ -385,7 +454,7 @@ impl Group<'_, '_> {
         let Some(front) = &self.front else { return Ok(()) };
         let end = Instant::now() + FIRST;
         while !watch::has_read_all(front) && Instant::now() < end {
-            // Its end makes this return at once, and what it has not read is gone then.
+            // If the front exits, this returns at once, and its unread data is gone.
             wait_until(&front.pidfd, Instant::now() + Duration::from_millis(2))?;
         }
         Ok(())
@@ -406,12 +475,12 @@ impl Group<'_, '_> {
             && let Some(front) = &mut self.front
         {
             (self.service.tell)("stockade: the front does not read what it is sent, and is ended");
-            // It may have ended by itself.
-            let _ended = front.child.kill();
+            front.give_up();
         }
     }
 
-    /// Waits for a signal, the end of a process, a word from one, or the next look at the front.
+    /// Waits for a signal, the end of a process, a word from one, the next look at the front, or the time to
+    /// try again what could not be started.
     fn wait(&self, signals: &Signals) -> Result<Woken, ServiceError> {
         let workers = self.workers.iter().map(|worker| &worker.process);
         let keepers = self.keepers.iter().map(|keeper| &keeper.process);
@@ -420,7 +489,8 @@ impl Group<'_, '_> {
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         fds.extend(speakers.chain(self.templates.maker()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        match poll(&mut fds, Some(&timespec(self.watch.next().saturating_duration_since(Instant::now())))) {
+        let next = self.next_try.into_iter().fold(self.watch.next(), Instant::min);
+        match poll(&mut fds, Some(&timespec(next.saturating_duration_since(Instant::now())))) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(ServiceError::Wait(errno)),
         }
@@ -439,8 +509,8 @@ impl Group<'_, '_> {
             if let (Err(why), Some(front)) = (started, &mut self.front)
                 && front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why, is_full }), &[]).is_err()
             {
-                // One that asks and does not listen would hold up all else. Another takes its place.
-                let _ended = front.child.kill();
+                // One that asks and does not listen would hold up all else.
+                front.give_up();
             }
         }
     }
@@ -470,12 +540,9 @@ impl Group<'_, '_> {
 
     fn start_keeper(&mut self, of: KeeperOf) -> io::Result<()> {
         let (ours, its) = UnixStream::pair()?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = own_program_of_service();
         command.arg0("stockade").args(["serve-keeper", "--key", &of.key, "--policy", &of.policy]);
-        command.env_remove("SUDO_UID").env_remove("SUDO_GID").stdin(OwnedFd::from(its)).stdout(Stdio::null());
-        for name in OF_MANAGER {
-            command.env_remove(name);
-        }
+        command.stdin(OwnedFd::from(its)).stdout(Stdio::null());
         let keeper = Keeping { of, process: Process::spawn(command, ours)? };
         if let Some(front) = &self.front {
             keeper.connect(front)?;
@@ -484,12 +551,15 @@ impl Group<'_, '_> {
         Ok(())
     }
 
-    /// Answers what workers ask for, and hands on what was made.
-    fn serve_templates(&mut self) {
+    /// Answers what workers ask for, and hands on the images that were made.
+    fn serve_workers(&mut self) {
         let mut asked = Vec::new();
         for worker in &mut self.workers {
-            while let Some(ToSupervisor::Wants(wanted)) = worker.process.hear() {
-                asked.push((worker.process.child.id(), wanted));
+            while let Some(message) = worker.process.hear() {
+                match message {
+                    ToSupervisor::Wants(wanted) => asked.push((worker.process.child.id(), wanted)),
+                    ToSupervisor::HasTable => worker.has_table(&self.settings),
+                }
             }
         }
         let workers = self.worker_ids();
@@ -512,7 +582,8 @@ impl Group<'_, '_> {
         self.workers.iter().map(|worker| worker.process.child.id()).collect()
     }
 
-    fn replace_ended(&mut self) -> Result<(), ServiceError> {
+    /// Removes processes that have ended; [`Group::start_missing`] starts others.
+    fn note_ended(&mut self) -> Result<(), ServiceError> {
         self.leaving.retain_mut(|worker| !worker.has_ended());
         self.keepers.retain_mut(|keeper| !keeper.process.has_ended());
         if self.front.as_mut().is_some_and(Process::has_ended) {
@@ -520,7 +591,7 @@ impl Group<'_, '_> {
             self.note(front.as_ref(), "the front")?;
             (self.service.tell)("stockade: the front has ended, and is started again with its workers");
             self.leaving.extend(self.workers.drain(..).map(|worker| worker.process));
-            return self.start();
+            return Ok(());
         }
         let mut index = 0;
         while let Some(worker) = self.workers.get_mut(index) {
@@ -531,7 +602,6 @@ impl Group<'_, '_> {
             let worker = self.workers.swap_remove(index);
             self.note(Some(&worker.process), "a worker")?;
             (self.service.tell)("stockade: a worker has ended, and is replaced");
-            self.start_worker()?;
         }
         Ok(())
     }
@@ -544,9 +614,12 @@ impl Group<'_, '_> {
     }
 
     /// Sends the settings to the front.
-    fn tell_front(&self) {
-        // One that does not take them has ended, and gets them when it is replaced. The same of workers.
-        let _ended = self.front.as_ref().map(|front| front.send_settings(&self.settings.front));
+    fn tell_front(&mut self) {
+        if let Some(front) = &mut self.front
+            && front.send_settings(&self.settings.front).is_err()
+        {
+            front.give_up();
+        }
     }
 
     fn reload(&mut self) {
@@ -556,8 +629,8 @@ impl Group<'_, '_> {
                 (self.settings, self.not_taken) = (settings, None);
                 self.tell_front();
                 self.templates.reload(&terms(self.service, &self.settings, &self.worker_ids()));
-                for worker in &self.workers {
-                    let _ended = worker.send_table(&self.settings);
+                for worker in &mut self.workers {
+                    worker.update_table(&self.settings);
                 }
                 let keys = &self.settings.front.keys;
                 let may_stay = |of: &KeeperOf| keys.iter().any(|key| key.id == of.key && key.policies.contains(&of.policy));

@@ -1,4 +1,6 @@
-//! The images of a service's templates: made one at a time when a worker asks, and lent for some runs.
+//! The images of a service's templates: made one at a time when a worker asks, and lent for some runs to
+//! workers that have asked, and to no other: one that has nothing to run would keep every image that was made
+//! meanwhile.
 //!
 //! An image is of one key, or of all keys of its policy where the policy says so, and no worker gets it
 //! for another. All workers together get no more runs of it than the policy allows: those that a worker
@@ -7,14 +9,11 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fs::File,
-    io::{self, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use stockade_engine::{
     Options,
     caller::Caller,
@@ -22,11 +21,14 @@ use stockade_engine::{
 };
 use stockade_protocol::service::{FromSupervisor, Key, ReadyFor, TemplateLent, TemplateOf, TemplateRefused, TemplateWanted};
 
+use super::{monotonic_ms, sealed_file};
+
 /// The most runs that a worker is lent at a time: then it may get another image of the rotation.
 const MAX_LENT: u64 = 32;
 /// So many makers in a row that make none where the host may be to blame, and the template is refused.
 const MAX_BROKEN: u32 = 3;
-/// All images together have at most this part of the memory that runs share.
+/// All images together that may still be lent have at most this part of the memory that runs share. Workers
+/// keep what they were lent.
 const PART_OF_MEMORY: u64 = 8;
 
 /// A template that a policy of the service has.
@@ -90,10 +92,10 @@ pub(super) struct TemplateStore {
 
 #[derive(Default)]
 struct State {
-    /// The key that has asked.
+    /// The key for which the next is made: one that has asked, or may use the policy.
     key: String,
     images: Vec<StoredImage>,
-    /// Why there is none, and since when that is known. As long as an image would serve, none is made.
+    /// Why the last try failed, and when. There is no other for the template's `max_age`.
     refused: Option<(String, Instant)>,
     /// How many makers in a row have made none where another try may succeed.
     broken: u32,
@@ -129,6 +131,13 @@ impl Terms<'_> {
         self.templates.iter().find(|served| (&served.policy, &served.runtime) == (&of.policy, &of.runtime))
     }
 
+    /// A key for which an image of a template may be made, if there is one: this, where it may be.
+    fn maker_key(&self, of: &TemplateOf, last: &str) -> Option<String> {
+        let others = self.keys.iter().map(|key| key.id.as_str());
+        let key = std::iter::once(last).chain(others).find(|key| self.granted(of, key).is_some());
+        key.map(str::to_owned)
+    }
+
     /// The template that a worker may ask for on behalf of this key.
     fn granted(&self, of: &TemplateOf, key: &str) -> Option<&ServedTemplate> {
         let served = self.served(of)?;
@@ -141,7 +150,7 @@ impl Terms<'_> {
 impl TemplateStore {
     /// What a worker has asked for, which it is lent now or later.
     pub(super) fn ask(&mut self, worker: u32, wanted: TemplateWanted, terms: &Terms<'_>) -> Vec<Reply> {
-        let TemplateWanted { of, key, unfit } = wanted;
+        let TemplateWanted { of, key, unfit, has_one } = wanted;
         let Some(served) = terms.granted(&of, &key) else {
             return vec![refusal(worker, &of, String::from("the service has no such template for this key"))];
         };
@@ -155,7 +164,7 @@ impl TemplateStore {
         if let Some((why, _)) = &state.refused {
             return vec![refusal(worker, &of, why.clone())];
         }
-        let reply = state.lend(worker, &of, served, terms);
+        let reply = state.lend(worker, &of, has_one, served, terms);
         if reply.is_none() && !state.waiting.contains(&worker) {
             state.waiting.push(worker);
         }
@@ -198,10 +207,11 @@ impl TemplateStore {
 
     /// Other settings hold. What was refused is tried again, and what no key may use goes.
     pub(super) fn reload(&mut self, terms: &Terms<'_>) {
-        self.all.retain(|of, state| terms.granted(of, of.key.as_ref().unwrap_or(&state.key)).is_some());
-        for state in self.all.values_mut() {
+        self.all.retain(|of, state| {
+            let key = terms.maker_key(of, &state.key);
             (state.refused, state.broken) = (None, 0);
-        }
+            key.map(|key| state.key = key).is_some()
+        });
     }
 
     /// Has another image made where there are fewer good ones than the policy wants.
@@ -239,7 +249,7 @@ impl TemplateStore {
             let [size, most] = [size, most].map(|bytes| bytes.div_ceil(1 << 20));
             return Err(format!("its image has {size} MiB, and all images together may have {most} MiB, an eighth of [capacity] memory"));
         }
-        let known = text_file(&serde_json::to_vec(&image.made).map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        let known = sealed_file(&serde_json::to_vec(&image.made).map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
         let (ms, mib) = (begun.elapsed().as_millis(), size.div_ceil(1 << 20));
         (terms.tell)(&format!("stockade: {}: an image of {mib} MiB, made and tried in {ms} ms", named(of, served)));
         self.last += 1;
@@ -252,31 +262,13 @@ impl TemplateStore {
         state.images.push(kept);
         let mut replies = Vec::new();
         for worker in std::mem::take(&mut state.waiting).into_iter().filter(|worker| terms.workers.contains(worker)) {
-            match state.lend(worker, of, served, terms) {
+            match state.lend(worker, of, false, served, terms) {
                 Some(reply) => replies.push(reply),
                 None => state.waiting.push(worker),
             }
         }
-        // The first request of the others is to find it too. Half of it stays for those that ask.
-        let others = terms.workers.iter().filter(|worker| replies.iter().all(|reply| reply.worker != **worker)).copied();
-        let others: Vec<u32> = others.collect();
-        for worker in others {
-            if state.images.iter().any(|kept| kept.runs_left > served.max_runs / 2) {
-                replies.extend(state.lend(worker, of, served, terms));
-            }
-        }
         self.make_more(of, served);
         Ok(replies)
-    }
-
-    /// What a worker gets that begins.
-    pub(super) fn begin(&mut self, worker: u32, terms: &Terms<'_>) -> Vec<Reply> {
-        let lend = |(of, state): (&TemplateOf, &mut State)| {
-            let served = terms.served(of)?;
-            let is_plenty = state.images.iter().any(|kept| kept.runs_left > served.max_runs / 2);
-            if is_plenty { state.lend(worker, of, served, terms) } else { None }
-        };
-        self.all.iter_mut().filter_map(lend).collect()
     }
 
     fn size(&self) -> u64 {
@@ -305,14 +297,17 @@ impl TemplateStore {
 }
 
 impl State {
-    /// Lends the image of which most is left to a worker.
-    fn lend(&mut self, worker: u32, of: &TemplateOf, served: &ServedTemplate, terms: &Terms<'_>) -> Option<Reply> {
+    /// Lends a worker the image with the most copies left: one that is too old only where there is no other,
+    /// and the worker has none either.
+    fn lend(&mut self, worker: u32, of: &TemplateOf, has_one: bool, served: &ServedTemplate, terms: &Terms<'_>) -> Option<Reply> {
         let is_old = |kept: &StoredImage| kept.since.elapsed() >= served.max_age;
-        let kept = self.images.iter_mut().filter(|kept| kept.runs_left > 0).max_by_key(|kept| (!is_old(kept), kept.runs_left))?;
+        let is_of_use = |kept: &&mut StoredImage| kept.runs_left > 0 && !(has_one && is_old(kept));
+        let kept = self.images.iter_mut().filter(is_of_use).max_by_key(|kept| (!is_old(kept), kept.runs_left))?;
         let runs = (served.max_runs / (2 * terms.workers.len().max(1) as u64)).clamp(1, MAX_LENT).min(kept.runs_left);
         kept.runs_left -= runs;
         let age_ms = u64::try_from(kept.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let message = FromSupervisor::Template(TemplateLent { of: of.clone(), number: kept.number, runs, age_ms });
+        let made_ms = monotonic_ms().saturating_sub(age_ms);
+        let message = FromSupervisor::Template(TemplateLent { of: of.clone(), number: kept.number, runs, made_ms });
         Some(Reply { worker, message, files: Some((Arc::clone(&kept.image.file), Arc::clone(&kept.known))) })
     }
 }
@@ -325,14 +320,6 @@ fn refusal(worker: u32, of: &TemplateOf, why: String) -> Reply {
 fn named(of: &TemplateOf, served: &ServedTemplate) -> String {
     let key = of.key.as_ref().map_or_else(|| String::from("all keys"), |key| format!("key {key}"));
     format!("template {} of policy {} for {key}", served.name, of.policy)
-}
-
-/// A file in memory that nothing can change.
-fn text_file(text: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(memfd_create(c"stockade-template", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-    file.write_all(text)?;
-    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
-    Ok(file.into())
 }
 
 #[cfg(test)]
@@ -377,7 +364,7 @@ mod tests {
 
     fn stored(number: u64, since: Instant) -> StoredImage {
         let made = serde_json::from_str(r#"{"modules": [], "files": {}, "size": 1, "start_sha256": ""}"#).unwrap();
-        let file = Arc::new(text_file(b"x").unwrap());
+        let file = Arc::new(sealed_file(b"x").unwrap());
         StoredImage { number, image: Image { file: Arc::clone(&file), made }, known: file, since, runs_left: 100 }
     }
 
@@ -410,7 +397,7 @@ mod tests {
         ] {
             assert_eq!(terms.granted(&template, key).is_some(), is_granted, "{template:?} {key}");
             if !is_granted {
-                let wanted = TemplateWanted { of: template, key: key.to_owned(), unfit: None };
+                let wanted = TemplateWanted { of: template, key: key.to_owned(), unfit: None, has_one: false };
                 let replies = TemplateStore::default().ask(7, wanted, &terms);
                 assert!(matches!(&replies[..], [Reply { worker: 7, message: FromSupervisor::NoTemplate(_), .. }]));
             }
@@ -425,7 +412,7 @@ mod tests {
         let old = now.checked_sub(Duration::from_secs(601)).unwrap();
         let mut state = State { images: vec![stored(1, now), stored(2, now), stored(3, old)], ..State::default() };
         let mut lent = BTreeMap::<u64, Vec<u64>>::new();
-        while let Some(reply) = state.lend(7, &of("one", Some("a")), &templates[0], &terms) {
+        while let Some(reply) = state.lend(7, &of("one", Some("a")), false, &templates[0], &terms) {
             let FromSupervisor::Template(TemplateLent { number, runs, .. }) = reply.message else { panic!("{:?}", reply.message) };
             if number == 3 {
                 assert!(state.images.iter().all(|kept| kept.number == 3 || kept.runs_left == 0), "an old one is the last");
@@ -437,5 +424,36 @@ mod tests {
             assert_eq!((runs.iter().sum::<u64>(), runs.len()), (100, 4), "{lent:?}");
         }
         assert_eq!(lent.len(), 3);
+    }
+
+    #[test]
+    fn a_worker_that_has_copies_left_is_lent_no_image_that_is_too_old() {
+        let (keys, templates) = ([key("a", &["one"])], [served("one", false, 0)]);
+        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
+        let old = Instant::now().checked_sub(Duration::from_secs(601)).unwrap();
+        let mut state = State { images: vec![stored(1, old)], ..State::default() };
+        let mut lend = |has_one| state.lend(7, &of("one", Some("a")), has_one, &templates[0], &terms).is_some();
+        assert_eq!((lend(true), lend(false)), (false, true));
+        let mut state = State { images: vec![stored(1, Instant::now())], ..State::default() };
+        assert!(state.lend(7, &of("one", Some("a")), true, &templates[0], &terms).is_some());
+    }
+
+    #[test]
+    fn a_shared_image_stays_as_long_as_any_key_may_use_it() {
+        let templates = [served("one", true, 0), served("two", false, 0)];
+        let mut store = TemplateStore::default();
+        for (template, key) in [(of("one", None), "a"), (of("two", Some("a")), "a")] {
+            store.all.insert(template, State { key: key.to_owned(), images: vec![stored(1, Instant::now())], ..State::default() });
+        }
+        let mut reload = |keys: &[Key]| {
+            let terms = Terms { templates: &templates, keys, workers: &[], memory: 1 << 30, account: None, tell: &|_| () };
+            store.reload(&terms);
+            store.all.iter().map(|(of, state)| (of.policy.clone(), state.key.clone())).collect::<Vec<_>>()
+        };
+        let both = [("one".to_owned(), "a".to_owned()), ("two".to_owned(), "a".to_owned())];
+        assert_eq!(reload(&[key("b", &["one", "two"]), key("a", &["one", "two"])]), both);
+        // The key that had asked has gone. The other has no images of its own to come to.
+        assert_eq!(reload(&[key("b", &["one", "two"])]), [("one".to_owned(), "b".to_owned())]);
+        assert_eq!(reload(&[key("b", &["two"])]), []);
     }
 }

@@ -15,7 +15,7 @@ use std::{
         unix::{fs::FileExt, net::UnixStream},
     },
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -25,6 +25,7 @@ use rustix::{
     process::{PidfdFlags, Signal, getppid, pidfd_open},
     time::Timespec,
 };
+use serde::de::DeserializeOwned;
 use stockade_engine::{
     Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options,
     answer::ending,
@@ -42,7 +43,7 @@ use stockade_protocol::{
     },
 };
 
-use super::{UNREAD, send};
+use super::{UNREAD, monotonic_ms, send};
 
 /// The most bytes of frames that wait for the front during a run.
 const MAX_UNSENT: usize = 256 << 10;
@@ -95,7 +96,6 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
         said: FrameDecoder::default(),
         supervisor: FromAbove { socket: supervisor, said: FrameDecoder::default(), files: VecDeque::new() },
         table: WorkerTable::default(),
-        part: Vec::new(),
         signals: Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?,
     };
     // No run is told of before the table is there.
@@ -120,8 +120,6 @@ struct Worker {
     said: FrameDecoder,
     supervisor: FromAbove,
     table: WorkerTable,
-    /// Of a table that is not whole yet.
-    part: Vec<u8>,
     signals: Signals,
 }
 
@@ -193,8 +191,8 @@ impl Worker {
         read_into(&mut self.front, &mut self.said).map_err(Into::into)
     }
 
-    /// Reads what the supervisor sends; `whole`: until a table is whole. Whether the supervisor is there.
-    fn read_supervisor(&mut self, whole: bool) -> Result<bool, WorkerError> {
+    /// Reads what the supervisor sends; `first`: until the table is there. Whether the supervisor is there.
+    fn read_supervisor(&mut self, first: bool) -> Result<bool, WorkerError> {
         loop {
             if !self.supervisor.read()? {
                 return Ok(false);
@@ -202,10 +200,9 @@ impl Worker {
             let mut has_table = false;
             while let Some(message) = self.supervisor.said.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
                 match message {
-                    FromSupervisor::SettingsPart(part) => self.part.extend(part),
-                    FromSupervisor::SettingsEnd => {
-                        let part = std::mem::take(&mut self.part);
-                        self.table = serde_json::from_slice(&part).map_err(|error| WorkerError::Supervisor(error.to_string()))?;
+                    FromSupervisor::Table => {
+                        self.table = self.supervisor.file_of_json()?;
+                        send(&self.supervisor.socket, &ToSupervisor::HasTable)?;
                         self.runner.be_ready_for(self.table.ready_for.clone());
                         self.runner.forget_templates();
                         has_table = true;
@@ -218,7 +215,7 @@ impl Worker {
                     other => return Err(WorkerError::Supervisor(format!("an unexpected {other:?}"))),
                 }
             }
-            if has_table || !whole {
+            if has_table || !first {
                 return Ok(true);
             }
         }
@@ -290,19 +287,24 @@ impl FromAbove {
 
     /// What came along with a template: its image, and what is known of it.
     fn lease(&mut self, lent: &TemplateLent) -> Result<Lease, WorkerError> {
-        let (Some(image), Some(known)) = (self.files.pop_front(), self.files.pop_front()) else {
-            return Err(WorkerError::Supervisor(String::from("a template without its files")));
-        };
-        let known = File::from(known);
-        let mut text = vec![0; usize::try_from(known.metadata()?.len()).map_err(io::Error::other)?];
-        known.read_exact_at(&mut text, 0)?;
-        let made = serde_json::from_slice(&text).map_err(|error| WorkerError::Supervisor(error.to_string()))?;
-        Ok(Lease {
-            number: lent.number,
-            image: Image { file: Arc::new(image), made },
-            runs: lent.runs,
-            age: Duration::from_millis(lent.age_ms),
-        })
+        let image = self.file()?;
+        let made = self.file_of_json()?;
+        let (now, age) = (Instant::now(), Duration::from_millis(monotonic_ms().saturating_sub(lent.made_ms)));
+        let since = now.checked_sub(age).unwrap_or(now);
+        Ok(Lease { number: lent.number, image: Image { file: Arc::new(image), made }, runs: lent.runs, since })
+    }
+
+    /// The descriptor that came along with a message.
+    pub(super) fn file(&mut self) -> Result<OwnedFd, WorkerError> {
+        self.files.pop_front().ok_or_else(|| WorkerError::Supervisor(String::from("a message without its file")))
+    }
+
+    /// What the file that came along with a message says.
+    fn file_of_json<T: DeserializeOwned>(&mut self) -> Result<T, WorkerError> {
+        let file = File::from(self.file()?);
+        let mut text = vec![0; usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?];
+        file.read_exact_at(&mut text, 0)?;
+        serde_json::from_slice(&text).map_err(|error| WorkerError::Supervisor(error.to_string()))
     }
 }
 

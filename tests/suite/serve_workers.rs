@@ -1,0 +1,145 @@
+//! Workers and keepers of a service at its edges: what comes just as something else ends, settings that are
+//! read while they run, and a host that has no room for another process.
+
+use std::{
+    fs,
+    io::Write,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use super::serve::{Service, Worker, frame, kill};
+use crate::support::{
+    exec::stockade,
+    policy_dir::{PolicyDirectory, derived},
+    runner::{eventually, test, wait_within},
+    timeouts::scaled,
+};
+
+test!(Both, a_cancellation_in_the_same_bytes_as_the_end_of_a_request_ends_the_run, seconds 90);
+fn a_cancellation_in_the_same_bytes_as_the_end_of_a_request_ends_the_run() {
+    let mut worker = Worker::new();
+    let request = json!({"code": "import time; time.sleep(20); print('ran')"}).to_string();
+    let begin = json!({"run": "0", "key": "k", "policy": "default", "length": request.len(), "output": false}).to_string();
+    let whole = [frame(1, begin.as_bytes()), frame(2, request.as_bytes())].concat();
+    for (cancel, started) in [(frame(3, b""), false), (Vec::new(), true)] {
+        let begun = Instant::now();
+        worker.front.write_all(&[whole.clone(), cancel].concat()).unwrap();
+        if started {
+            // The control: one that comes later ends it as well, and until then it runs.
+            assert_eq!(worker.next().unwrap().0, 131, "it starts");
+            worker.say(3, b"");
+        }
+        let result = worker.result();
+        assert_eq!((&result["verdict"], &result["started"]), (&json!("cancelled"), &json!(started)), "{result}");
+        assert!(begun.elapsed() < scaled(Duration::from_secs(15)), "it has run to its end: {result}");
+    }
+    drop(worker.front.shutdown(std::net::Shutdown::Both));
+    worker.ended();
+}
+
+test!(RootlessOnly, a_keeper_that_waits_for_a_front_is_ended_by_ending_signals_alone);
+fn a_keeper_that_waits_for_a_front_is_ended_by_ending_signals_alone() {
+    let (_supervisor, its) = UnixStream::pair().unwrap();
+    let mut command = stockade(["serve-keeper", "--key", "k", "--policy", "default"]);
+    let mut keeper = command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = i32::try_from(keeper.id()).unwrap();
+    // It holds signals back once it waits.
+    let holds_back = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap().to_owned();
+        u64::from_str_radix(&blocked, 16).unwrap() & 1 << 14 != 0
+    };
+    assert!(eventually(scaled(Duration::from_secs(10)), holds_back));
+    for signal in ["USR1", "USR2", "WINCH", "URG"] {
+        kill(pid, signal);
+        assert!(wait_within(&mut keeper, scaled(Duration::from_millis(200))).is_none(), "SIG{signal} has ended it");
+    }
+    kill(pid, "TERM");
+    assert!(wait_within(&mut keeper, scaled(Duration::from_secs(10))).is_some(), "the control");
+}
+
+/// Keys of this number, each with a policy that is there, and so many bytes for a worker.
+fn many_keys(place: &PolicyDirectory, count: usize) -> String {
+    let policy = place.write(&"p".repeat(200), "schema = 1\nextends = \"default\"\n");
+    let key = |number: usize| {
+        format!("[[key]]\nid = \"k{number}\"\nhash = \"sha256:{number:064x}\"\npolicies = [{policy:?}]\nscopes = [\"run\"]\n")
+    };
+    (0..count).map(key).collect()
+}
+
+test!(Both, a_table_that_a_worker_does_not_read_while_it_runs_holds_up_nothing, seconds 120);
+fn a_table_that_a_worker_does_not_read_while_it_runs_holds_up_nothing() {
+    let place = PolicyDirectory::new();
+    let keys = many_keys(&place, 2000);
+    let service = Service::at(place, "[capacity]\ncpus = 1\n", &keys);
+    let run = service.begin("import time; time.sleep(25); print('whole')");
+    assert!(service.has_runs("running", 1));
+    for count in 1..=3 {
+        let begun = Instant::now();
+        service.signal("HUP");
+        let is_read = || service.log().matches("the configuration was read again").count() == count;
+        assert!(eventually(scaled(Duration::from_secs(60)), is_read), "{}", service.log());
+        assert!(begun.elapsed() < scaled(Duration::from_secs(6)), "{:?}", begun.elapsed());
+    }
+    // What was read last holds: the key has gone for a worker, too.
+    let worker = service.processes("stockade serve-worker")[0];
+    super::serve::read_answer(run).ran("whole\n");
+    assert_eq!(service.processes("stockade serve-worker"), [worker], "{}", service.log());
+    service.run("print(1)").ran("1\n");
+    service.end();
+}
+
+test!(RootlessOnly, a_process_that_cannot_be_started_for_a_while_is_started_later, seconds 90);
+fn a_process_that_cannot_be_started_for_a_while_is_started_later() {
+    let service = Service::with("[capacity]\ncpus = 2\n", "");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", service.child.id())).unwrap();
+    let usual = limits.lines().find_map(|line| line.strip_prefix("Max processes")?.split_whitespace().next()).unwrap();
+    let limit = |most: &str| {
+        let limited = Command::new("prlimit").args(["--pid", &service.child.id().to_string(), &format!("--nproc={most}:")]).status();
+        assert!(limited.unwrap().success());
+    };
+    let workers = || service.processes("stockade serve-worker");
+    for name in ["stockade serve-worker", "stockade-serve"] {
+        let before = service.processes(name)[0];
+        limit("1");
+        kill(before, "KILL");
+        assert!(eventually(scaled(Duration::from_secs(10)), || service.log().contains("is tried again")), "{}", service.log());
+        limit(usual);
+        let is_there = || service.processes(name).iter().all(|pid| *pid != before) && service.processes("stockade-serve").len() == 1;
+        assert!(eventually(scaled(Duration::from_secs(20)), || is_there() && workers().len() == 2), "{name}: {}", service.log());
+        assert!(eventually(scaled(Duration::from_secs(10)), || service.connect().peer_addr().is_ok()));
+        service.run("print(1)").ran("1\n");
+    }
+    service.end();
+}
+
+test!(RootlessOnly, a_worker_that_is_to_be_ready_under_a_broken_policy_waits, seconds 120);
+fn a_worker_that_is_to_be_ready_under_a_broken_policy_waits() {
+    let place = PolicyDirectory::new();
+    let policy = place.write("ready", &derived("[templates.bare]\nready = 1"));
+    let hash = "0".repeat(64);
+    let keys = format!("[[key]]\nid = \"ready\"\nhash = \"sha256:{hash}\"\npolicies = [{policy:?}]\nscopes = [\"run\"]\n");
+    let service = Service::at(place, "[capacity]\ncpus = 1\n", &keys);
+    assert!(eventually(scaled(Duration::from_secs(30)), || service.log().contains("an image of")), "{}", service.log());
+    thread::sleep(Duration::from_secs(1));
+    fs::write(&policy, "schema = 1\nno such line").unwrap();
+    // An interpreter has waited for too long after 30 s.
+    let worker = service.processes("stockade serve-worker")[0];
+    let used = || {
+        let stat = fs::read_to_string(format!("/proc/{worker}/stat")).unwrap();
+        // utime and stime, in hundredths of a second.
+        let fields = stat.rsplit(") ").next().unwrap().split(' ').skip(11).take(2);
+        fields.map(|field| field.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    thread::sleep(Duration::from_secs(32));
+    let before = used();
+    thread::sleep(Duration::from_secs(2));
+    // One that asks again and again takes what it can get, which on a busy host may be a tenth.
+    assert!(used() - before <= 3, "{} of 200 hundredths", used() - before);
+    service.end();
+}
