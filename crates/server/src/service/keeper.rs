@@ -61,8 +61,8 @@ pub fn keep(supervisor: OwnedFd, key: &str, policy: &str, account: Option<Caller
         ..Options::default()
     };
     let mut above = FromAbove { socket: UnixStream::from(supervisor), said: FrameDecoder::default(), files: VecDeque::new() };
-    let signals = Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?;
-    let Some(front) = next_front(&mut above, &signals, None)? else { return Ok(()) };
+    let mut signals = Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?;
+    let Some(front) = next_front(&mut above, &mut signals, None)? else { return Ok(()) };
     let session = match Session::open(options) {
         Ok(session) => session,
         Err(refusal) => {
@@ -77,20 +77,18 @@ pub fn keep(supervisor: OwnedFd, key: &str, policy: &str, account: Option<Caller
             Served::Closed => return Ok(()),
             Served::FrontGone => {}
         }
-        let Some(front) = next_front(&mut keeper.above, &keeper.signals, Some(WITHOUT_FRONT))? else { return Ok(()) };
+        let Some(front) = next_front(&mut keeper.above, &mut keeper.signals, Some(WITHOUT_FRONT))? else { return Ok(()) };
         (keeper.front, keeper.said) = (front, FrameDecoder::default());
     }
 }
 
-/// The socket of the next front, which may take at most so long; none: there is none, or this process is to
-/// end.
-fn next_front(above: &mut FromAbove, signals: &Signals, most: Option<Duration>) -> Result<Option<UnixStream>, WorkerError> {
+/// The socket of the next front. `None` if none comes within `most`, or this process must exit.
+fn next_front(above: &mut FromAbove, signals: &mut Signals, most: Option<Duration>) -> Result<Option<UnixStream>, WorkerError> {
     let end = most.map(|most| Instant::now() + most);
     loop {
         match above.said.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
             Some(FromSupervisor::Front) => {
-                let socket = above.files.pop_front().ok_or_else(|| WorkerError::Supervisor(String::from("a front without its socket")))?;
-                let front = UnixStream::from(socket);
+                let front = UnixStream::from(above.file()?);
                 front.set_write_timeout(Some(UNREAD))?;
                 return Ok(Some(front));
             }
@@ -98,14 +96,14 @@ fn next_front(above: &mut FromAbove, signals: &Signals, most: Option<Duration>) 
             None => {}
         }
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let mut fds = [PollFd::new(&above.socket, PollFlags::IN), PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        let mut fds = [PollFd::new(&above.socket, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         match poll(&mut fds, left.map(timespec).as_ref()) {
             Ok(0) => return Ok(None),
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io::Error::from(errno).into()),
         }
         let [supervisor, signal] = fds.map(|fd| !fd.revents().is_empty());
-        if signal || supervisor && !above.read()? {
+        if signal && signals.take().is_some_and(ending) || supervisor && !above.read()? {
             return Ok(None);
         }
     }
