@@ -27,3 +27,22 @@ pub fn own_program_of_service() -> Command {
     }
     command
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_manager_says_goes_to_no_other_process() {
+        let removed = |command: &Command| -> Vec<String> {
+            let unset = command.get_envs().filter(|(_, value)| value.is_none());
+            unset.map(|(name, _)| name.to_string_lossy().into_owned()).collect()
+        };
+        for (command, of_sudo) in [(own_program(), false), (own_program_of_service(), true)] {
+            let removed = removed(&command);
+            assert!(OF_MANAGER.iter().all(|name| removed.iter().any(|other| other == name)), "{removed:?}");
+            // A session is its caller's, with sudo or without.
+            assert!(OF_SUDO.iter().all(|name| removed.iter().any(|other| other == name) == of_sudo), "{removed:?}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! What the service tells the manager that started it, as sd_notify(3) has it.
 //!
-//! Where no manager listens (`NOTIFY_SOCKET` is not set), nothing is said, and nothing else is another. A
-//! word that the manager does not take is lost: it acts by its own clock.
+//! Without `NOTIFY_SOCKET` nothing is sent, and nothing else changes. A message that the manager does not take
+//! is lost: it acts by its own clock.
 
 use std::time::Duration;
 

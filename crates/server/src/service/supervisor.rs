@@ -1,9 +1,10 @@
 //! The supervisor: starts front and workers, and replaces those that end.
 //!
 //! It reads nothing that a client has sent, of the front only for which session it wants a keeper, and of
-//! workers only which template they want: one that says anything else is ended. A worker that ends is replaced alone. A front that ends is
-//! replaced with all workers: each of them ends with its front, and records what it had. A process
-//! that ends again and again within a second ends the service.
+//! workers only which template they want and that they have read their table: one that says anything else is
+//! ended. A worker that ends is replaced alone. A front that ends is replaced with all workers: each of them
+//! ends with its front, and records what it had. A process that ends again and again within a second ends the
+//! service; one that the host has no room for is tried again.
 
 use std::{
     io::{self, IoSlice},
@@ -135,10 +136,16 @@ impl Process {
     fn spawn(mut command: Command, socket: UnixStream) -> io::Result<Self> {
         socket.set_write_timeout(Some(UNREAD))?;
         // A signal from a terminal is meant for the supervisor, which lets runs end.
-        let child = command.process_group(0).spawn()?;
-        let pid = Pid::from_child(&child);
-        let (pidfd, said) = (pidfd_open(pid, PidfdFlags::empty())?, FrameDecoder::default());
-        Ok(Process { child, pidfd, socket, said, is_silent: false, began: Instant::now() })
+        let mut child = command.process_group(0).spawn()?;
+        let pidfd = match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(errno) => {
+                let _ended = child.kill();
+                let _reaped = child.wait();
+                return Err(errno.into());
+            }
+        };
+        Ok(Process { child, pidfd, socket, said: FrameDecoder::default(), is_silent: false, began: Instant::now() })
     }
 
     pub(super) fn socket(&self) -> &UnixStream {

@@ -1,8 +1,8 @@
 //! Looks every few seconds whether the front reads what the supervisor sends.
 //!
-//! The kernel says whether it has, and no answer of the front's counts. A front whose loop stands still is
-//! ended, and so replaced. The manager of the service hears that it is well only while the
-//! front reads. Workers are not asked: one reads nothing while it has a run.
+//! The supervisor asks the kernel whether the front has read its socket, and does not wait for an answer of the
+//! front. A front that does not read is ended, and so replaced. The manager of the service is told that all is
+//! well only while the front reads. Workers are not watched: one reads nothing while it has a run.
 
 use std::time::{Duration, Instant};
 
