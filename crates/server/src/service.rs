@@ -26,7 +26,7 @@ pub use worker::{WorkerError, work};
 
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
-    time::{ClockId, clock_gettime},
+    time::{ClockId, Timespec, clock_gettime},
 };
 use stockade_protocol::service::Message;
 
@@ -36,6 +36,11 @@ const UNREAD: Duration = Duration::from_secs(20);
 /// Sends a message.
 fn send(mut socket: &UnixStream, message: &impl Message) -> io::Result<()> {
     socket.write_all(&message.to_frame().map_err(io::Error::other)?)
+}
+
+/// For `poll`.
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
 /// The kernel's clock that [`std::time::Instant`] reads, which all processes of a host have in common.

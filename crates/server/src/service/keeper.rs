@@ -17,7 +17,7 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, poll},
     io::Errno,
     process::{PidfdFlags, getppid, pidfd_open},
 };
@@ -31,7 +31,7 @@ use stockade_protocol::{
 };
 
 use super::{
-    UNREAD, send,
+    UNREAD, send, timespec,
     worker::{FromAbove, FrontClient, WorkerError, read_into, read_whole},
 };
 use crate::session::{
@@ -107,10 +107,6 @@ fn next_front(above: &mut FromAbove, signals: &mut Signals, most: Option<Duratio
             return Ok(None);
         }
     }
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
 fn send_answer(front: &UnixStream, answer: &[u8]) -> io::Result<()> {

@@ -22,7 +22,6 @@ use rustix::{
     io::Errno,
     net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg},
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
-    time::Timespec,
 };
 use stockade_engine::{caller::Caller, companion, own_program::own_program_of_service, signals::Signals};
 use stockade_protocol::service::{
@@ -33,6 +32,7 @@ use stockade_protocol::service::{
 use super::{
     UNREAD, notify, sealed_file, send,
     templates::{Reply, ServedTemplate, TemplateStore, Terms, ready_workers},
+    timespec,
     watch::{self, FrontState, FrontWatch},
 };
 
@@ -689,10 +689,6 @@ impl Group<'_, '_> {
         }
         Ok(())
     }
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
 /// Waits for the end of a process, at most until then.

@@ -23,7 +23,6 @@ use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send as send_now},
     process::{PidfdFlags, Signal, getppid, pidfd_open},
-    time::Timespec,
 };
 use serde::de::DeserializeOwned;
 use stockade_engine::{
@@ -43,7 +42,7 @@ use stockade_protocol::{
     },
 };
 
-use super::{UNREAD, monotonic_ms, send};
+use super::{UNREAD, monotonic_ms, send, timespec};
 
 /// The most bytes of frames that wait for the front during a run.
 const MAX_UNSENT: usize = 256 << 10;
@@ -172,7 +171,7 @@ impl Worker {
 
     /// Waits for any of them, at most so long.
     fn wait(&self, most: Option<Duration>) -> Result<Woken, WorkerError> {
-        let most = most.map(|most| Timespec { tv_sec: most.as_secs().cast_signed(), tv_nsec: i64::from(most.subsec_nanos()) });
+        let most = most.map(timespec);
         let fds =
             [Some(self.front.as_fd()), Some(self.supervisor.socket.as_fd()), Some(self.signals.as_fd()), self.runner.end_of_prepared()];
         let mut fds: Vec<PollFd<'_>> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
