@@ -7,22 +7,28 @@
 #![forbid(unsafe_code)]
 
 mod input;
-mod long;
-mod results;
-mod schema;
 mod session;
-mod tools;
 
-use std::{ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{ExitCode, Stdio},
+    sync::Arc,
+    time::Duration,
+};
 
 use clap::Parser;
 use rmcp::ServiceExt;
 
 use input::Checked;
-use session::Session;
-use tools::{Server, instructions};
+use session::ChildSession;
+use stockade_mcp_tools::{Server, instructions};
+use tokio::process::Command;
 
 const SANDBOX_ERROR: u8 = 125;
+/// How long the program may take to say what the sandbox has.
+const INVENTORY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The Model Context Protocol in front of a session; started by `stockade mcp`.
 #[derive(Debug, Parser)]
@@ -69,13 +75,26 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     stockade_session_client::hang_up_with(&args.ends_with, Some(rustix::stdio::stdout()))?;
     // Before the handshake: the person who configures it sees why a session cannot start, not
     // the model later.
-    let (session, instructions) =
-        tokio::join!(Session::start(args.program.clone(), args.options.clone()), instructions(&args.program, &args.options));
-    let session = session?;
-    let server = Server::new(session.clone(), instructions);
+    let (session, inventory) =
+        tokio::join!(ChildSession::start(args.program.clone(), args.options.clone()), inventory(&args.program, &args.options));
+    let session = Arc::new(session?);
+    let server = Server::new(Arc::clone(&session) as _, &instructions(&inventory));
     let (stdin, stdout) = rmcp::transport::stdio();
     let running = server.serve(Checked::new(stdin, stdout)).await?;
     running.waiting().await?;
     session.close().await;
     Ok(())
+}
+
+/// What `stockade runtimes --prompt` says of the policy. Nothing, if it cannot be had: a session that cannot
+/// begin says why itself.
+async fn inventory(program: &Path, options: &[OsString]) -> String {
+    let of_the_policy = options.chunks(2).filter(|pair| pair[0] == "--policy" || pair[0] == "--runtime").flatten();
+    let mut inventory = Command::new(program);
+    inventory.args(["runtimes", "--prompt"]).args(of_the_policy);
+    inventory.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(INVENTORY_TIMEOUT, inventory.output()).await {
+        Ok(Ok(done)) if done.status.success() => String::from_utf8_lossy(&done.stdout).into_owned(),
+        _ => String::new(),
+    }
 }

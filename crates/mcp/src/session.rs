@@ -3,10 +3,11 @@
 //! Each line is answered before the next is sent, except for one that cancels it. The client
 //! of the session blocks, so its calls run on threads that may.
 
-use std::{ffi::OsString, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::bail;
 use serde_json::{Value, json};
+use stockade_mcp_tools::{Answered, Cancelled, Session};
 use stockade_protocol::session::{Cancel, Line, Only};
 use stockade_session_client::{Answer, SessionClient, SessionError};
 use tokio::{sync::Mutex, task::spawn_blocking};
@@ -14,26 +15,42 @@ use tokio::{sync::Mutex, task::spawn_blocking};
 /// How long a session may take to end after its input was closed.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A session that can be started again.
-pub(crate) struct Session {
+/// A `stockade session` as a child, which can be started again.
+pub(crate) struct ChildSession {
     program: PathBuf,
     options: Vec<OsString>,
     /// The call that holds the lock has its turn. None: the session has died.
-    client: Mutex<Option<Arc<SessionClient>>>,
+    client: Arc<Mutex<Option<Arc<SessionClient>>>>,
 }
 
-/// Completes when the caller cancels a request.
-pub(crate) type Cancelled = Pin<Box<dyn Future<Output = ()> + Send>>;
+impl Session for ChildSession {
+    fn ask(&self, line: Line, cancelled: Option<Cancelled>) -> Answered<'_> {
+        Box::pin(self.ask_child(line, cancelled))
+    }
 
-impl Session {
+    fn reset(&self) -> Answered<'_> {
+        Box::pin(async move {
+            {
+                let mut slot = self.client.lock().await;
+                if slot.is_none() {
+                    *slot = Some(self.begin().await?);
+                    return Ok(json!({"op": "reset", "ok": true}));
+                }
+            }
+            self.ask_child(Line::Reset(Only { id: None }), None).await
+        })
+    }
+}
+
+impl ChildSession {
     /// Starts one.
     ///
     /// # Errors
     /// It cannot begin, for the reason that its first line names.
-    pub(crate) async fn start(program: PathBuf, options: Vec<OsString>) -> anyhow::Result<Arc<Self>> {
-        let session = Session { program, options, client: Mutex::new(None) };
+    pub(crate) async fn start(program: PathBuf, options: Vec<OsString>) -> anyhow::Result<Self> {
+        let session = ChildSession { program, options, client: Arc::default() };
         *session.client.lock().await = Some(session.begin().await?);
-        Ok(Arc::new(session))
+        Ok(session)
     }
 
     async fn begin(&self) -> anyhow::Result<Arc<SessionClient>> {
@@ -50,10 +67,10 @@ impl Session {
     ///
     /// # Errors
     /// The session has died, with what is known of it.
-    pub(crate) async fn ask(self: &Arc<Self>, line: Line, cancelled: Option<Cancelled>) -> anyhow::Result<Value> {
-        let session = Arc::clone(self);
+    async fn ask_child(&self, line: Line, cancelled: Option<Cancelled>) -> anyhow::Result<Value> {
+        let client = Arc::clone(&self.client);
         let asked = tokio::spawn(async move {
-            let mut slot = session.client.lock().await;
+            let mut slot = client.lock().await;
             let Some(client) = slot.as_ref() else {
                 bail!("the session has ended, and its files with it; call `reset` to start another");
             };
@@ -63,21 +80,6 @@ impl Session {
             }
         });
         asked.await?
-    }
-
-    /// Empties what the session keeps; where it has died, starts another.
-    ///
-    /// # Errors
-    /// It cannot begin.
-    pub(crate) async fn reset(self: &Arc<Self>) -> anyhow::Result<Value> {
-        {
-            let mut slot = self.client.lock().await;
-            if slot.is_none() {
-                *slot = Some(self.begin().await?);
-                return Ok(json!({"op": "reset", "ok": true}));
-            }
-        }
-        self.ask(Line::Reset(Only { id: None }), None).await
     }
 
     /// Ends the session by closing its input. A busy one ends when this process does, because

@@ -2,14 +2,19 @@
 //!
 //! Each call becomes one line of the session, which alone judges the arguments.
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     handler::server::{common::schema_for_output, router::tool::ToolRouter, tool::ToolCallContext, wrapper::Parameters},
     model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, Implementation, ProgressNotificationParam, ServerCapabilities,
-        ServerConfig,
+        CallToolRequestParams, CallToolResponse, CallToolResult, Implementation, ProgressNotificationParam, ProtocolVersion,
+        ServerCapabilities, ServerConfig,
     },
     schemars::{self, JsonSchema},
     service::RequestContext,
@@ -22,12 +27,10 @@ use stockade_protocol::{
     session::{DirectoryListing, FilePart, Line, List, Read, Write, WrittenFile},
 };
 
-use tokio::process::Command;
-
 use crate::{
+    Session,
     results::{self, Executed, Reset},
     schema::slim,
-    session::Session,
 };
 
 /// How much of an unknown tool's name an error repeats.
@@ -40,36 +43,33 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 const INSTRUCTIONS: &str = "Runs code in a sandbox on this machine. Files stay from one call to the next (in the working directory, home and /tmp) until `reset`; processes, variables and open connections do not. Paths are relative to the working directory. A program that fails is a normal result: read `error` and try again.";
 
-/// How long the program may take to say what the sandbox has.
-const INVENTORY_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// What a client is told about the tools, with languages, packages, network and limits as
-/// `stockade runtimes --prompt` words them. Without that, if it cannot be had: a session that
-/// cannot begin says why itself.
-pub(crate) async fn instructions(program: &Path, options: &[OsString]) -> String {
-    let of_the_policy = options.chunks(2).filter(|pair| pair[0] == "--policy" || pair[0] == "--runtime").flatten();
-    let mut inventory = Command::new(program);
-    inventory.args(["runtimes", "--prompt"]).args(of_the_policy);
-    inventory.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let known = match tokio::time::timeout(INVENTORY_TIMEOUT, inventory.output()).await {
-        Ok(Ok(done)) if done.status.success() => String::from_utf8_lossy(&done.stdout).into_owned(),
-        _ => String::new(),
-    };
+/// `stockade runtimes --prompt` words them; empty: they are not known.
+pub fn instructions(inventory: &str) -> String {
     let mut words = String::from(INSTRUCTIONS);
     // How long files stay is different in a session, and said already.
-    for line in known.lines().filter(|line| !line.starts_with("Code runs") && !line.starts_with("Files go")) {
+    for line in inventory.lines().filter(|line| !line.starts_with("Code runs") && !line.starts_with("Files go")) {
         words.push('\n');
         words.push_str(&line.replace(", which is lost after the run", ""));
     }
     words
 }
 
+/// All tools, with their schemas.
+static TOOLS: LazyLock<ToolRouter<Server>> = LazyLock::new(|| {
+    let mut tools = Server::tool_router();
+    for route in tools.map.values_mut() {
+        slim(&mut route.attr);
+    }
+    tools
+});
+
 /// The server of one client.
 #[derive(Clone)]
-pub(crate) struct Server {
-    session: Arc<Session>,
+pub struct Server {
+    session: Arc<dyn Session>,
     instructions: Arc<str>,
-    tools: ToolRouter<Server>,
+    versions: &'static [ProtocolVersion],
 }
 
 /// What `execute_code` takes.
@@ -164,12 +164,15 @@ pub(crate) struct Nothing {}
 
 #[tool_router]
 impl Server {
-    pub(crate) fn new(session: Arc<Session>, instructions: String) -> Self {
-        let mut tools = Self::tool_router();
-        for route in tools.map.values_mut() {
-            slim(&mut route.attr);
-        }
-        Server { session, instructions: instructions.into(), tools }
+    /// One in front of this session, which tells its client this.
+    pub fn new(session: Arc<dyn Session>, instructions: &str) -> Self {
+        Server { session, instructions: instructions.into(), versions: ProtocolVersion::KNOWN_VERSIONS }
+    }
+
+    /// The same, for the versions of the protocol alone that begin by `initialize`. Over HTTP the later ones
+    /// have no sessions, so that nothing would stay from one call to the next.
+    pub fn with_handshake_only(self) -> Self {
+        Server { versions: ProtocolVersion::known_up_to(&ProtocolVersion::LATEST_WITH_INITIALIZE), ..self }
     }
 
     #[tool(
@@ -282,7 +285,7 @@ fn internal(error: serde_json::Error) -> ErrorData {
     ErrorData::internal_error(format!("the session's answer is malformed: {error}"), None)
 }
 
-#[tool_handler(router = self.tools)]
+#[tool_handler(router = TOOLS)]
 impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
@@ -290,9 +293,13 @@ impl ServerHandler for Server {
             .with_instructions(&*self.instructions)
     }
 
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        Cow::Borrowed(self.versions)
+    }
+
     /// As the macro would write it, except for the error about an unknown tool.
     async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
-        let router = &self.tools;
+        let router = &*TOOLS;
         if !router.has_route(&request.name) {
             let asked: String = request.name.chars().take(MAX_NAME_LEN).collect();
             let names: Vec<String> = router.list_all().into_iter().map(|tool| tool.name.into_owned()).collect();
