@@ -46,6 +46,7 @@ mod screen;
 mod serve;
 mod serve_facades;
 mod serve_host;
+mod serve_mcp;
 mod serve_proxy;
 mod serve_quotas;
 mod serve_same_result;

@@ -19,7 +19,7 @@ use crate::support::{
 };
 
 /// A service whose key may keep sessions.
-fn service(config: &str, keys: &str) -> Service {
+pub(super) fn service(config: &str, keys: &str) -> Service {
     let service = Service::with(config, keys);
     let keys = fs::read_to_string(service.keys()).unwrap();
     fs::write(service.keys(), keys.replace("scopes = [\"run\"]", "scopes = [\"run\", \"keep\"]\nsessions = 2")).unwrap();

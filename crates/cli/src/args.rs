@@ -509,8 +509,8 @@ pub(crate) struct ServeKeeper {
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeExamine {
-    /// Policies, each with the key of the service that may use it
-    #[arg(value_name = "POLICY KEY", required = true)]
+    /// Policies, each with the key of the service that may use it, and whether its inventory is wanted
+    #[arg(value_name = "POLICY KEY INVENTORY", required = true)]
     pub(crate) words: Vec<String>,
 }
 

@@ -32,6 +32,12 @@ pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The short text for a model's prompt; none, where no sandbox can be put in place.
+pub(crate) fn prompt_of(options: &Options) -> Option<String> {
+    let inventory = take(&Options { via: Some(EntryPoint::Runtimes), ..options.clone() }).ok()?;
+    prompt(&inventory).ok()
+}
+
 type Text = Result<String, std::fmt::Error>;
 
 fn table(inventory: &Inventory) -> Text {

@@ -60,7 +60,7 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
     if !serve_args.check {
         share_delegated_cgroup()?;
     }
-    first.settings.lacks = examine::examine(&first.keys, None)?;
+    examine::examine(&first.keys, &mut first.settings, None)?;
     if let Some(lack) = first.settings.lacks.iter().find(|lack| lack.prevents) {
         bail!("{lack} (more: stockade doctor --policy {})", lack.policy);
     }
@@ -85,7 +85,7 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
         settings: ServiceSettings { front: first.settings.clone(), templates: first.templates.clone() },
         read_again: Box::new(|| {
             let mut next = read().map_err(not_taken)?;
-            next.settings.lacks = examine::examine(&next.keys, Some(examine::WHILE_SERVING)).map_err(not_taken)?;
+            examine::examine(&next.keys, &mut next.settings, Some(&first.settings)).map_err(not_taken)?;
             if let Some(why) = next.settings.lacks.iter().find(|lack| lack.prevents).map(Lack::to_string) {
                 return Err(NotTaken { why, lacks: Some(next.settings.lacks) });
             }
@@ -176,6 +176,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         policies: std::collections::BTreeMap::new(),
         lacks: Vec::new(),
         explained: std::collections::BTreeMap::new(),
+        inventories: std::collections::BTreeMap::new(),
         workers: 0,
         facades: facades(&config),
     };

@@ -26,7 +26,7 @@ pub type Answered<'a> = Pin<Box<dyn Future<Output = anyhow::Result<Value>> + Sen
 
 /// The session behind the tools of one client.
 pub trait Session: Send + Sync + 'static {
-    /// Has it do what a line says. It goes on to its end even where nobody waits for that any more.
+    /// Has it do what a line says. It goes on to its end even where its caller has gone.
     ///
     /// # Errors
     /// It has ended, or cannot take the line now.

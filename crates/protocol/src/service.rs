@@ -343,6 +343,9 @@ pub struct Settings {
     pub lacks: Vec<Lack>,
     /// What each policy allows, as `policy explain --json` has it.
     pub explained: BTreeMap<String, serde_json::Value>,
+    /// What a sandbox of each policy has, as `runtimes --prompt` words it; of those policies alone that a key
+    /// may keep sessions under.
+    pub inventories: BTreeMap<String, String>,
     /// How many workers there are.
     pub workers: u32,
     /// The interfaces of other services that are spoken here.

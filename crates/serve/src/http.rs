@@ -34,7 +34,7 @@ use crate::{
     console, facade_routes,
     front::{About, Buffer, EventStream, Front, Order, RequestHash},
     log::Format,
-    metrics,
+    mcp, metrics,
     problem::{Problem, Uncounted},
     sessions::{self, Session},
 };
@@ -112,6 +112,8 @@ pub fn endpoints() -> Vec<Endpoint> {
         endpoint(POST, "/run_jupyter", facade_routes::run_jupyter),
         endpoint(GET, "/v1/ping", facade_routes::ping),
         endpoint(POST, "/execute", facade_routes::execute),
+        endpoint(POST, "/mcp", mcp::post),
+        endpoint(DELETE, "/mcp", mcp::delete),
     ]
 }
 

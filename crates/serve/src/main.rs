@@ -19,6 +19,7 @@ mod keys;
 mod link;
 mod listen;
 mod log;
+mod mcp;
 mod metrics;
 mod problem;
 mod sessions;

@@ -34,6 +34,7 @@ use crate::{
     front::{Buffer, Front},
     http::{Shared, bad_query, check_type, json_response, new_number, policy_of, read, run_for},
     link::{LinkError, WorkerLink},
+    mcp::Calls,
     problem::Problem,
 };
 
@@ -58,6 +59,8 @@ pub struct Session {
     /// None: it is over.
     keeper: Arc<tokio::sync::Mutex<Option<WorkerLink>>>,
     used: Mutex<Instant>,
+    /// The messages of the Model Context Protocol that are being answered in it.
+    pub calls: Calls,
 }
 
 /// All sessions.
@@ -84,6 +87,11 @@ impl KeeperGuard {
 
     /// Has it do something that is no run.
     async fn ask_line(&mut self, line: &Line) -> Result<Value, Problem> {
+        serde_json::from_slice(&self.ask_for_bytes(line).await?).map_err(|error| failed(&error.to_string()))
+    }
+
+    /// The same; its answer as it came.
+    async fn ask_for_bytes(&mut self, line: &Line) -> Result<Vec<u8>, Problem> {
         let text = serde_json::to_vec(line).map_err(|error| failed(&error.to_string()))?;
         let lost = |error: LinkError| Problem { started: false, ..failed(&error.to_string()) };
         let answer = self.ask(&text).await.map_err(lost)?;
@@ -91,7 +99,7 @@ impl KeeperGuard {
             return Err(failed("its keeper did not come back"));
         }
         self.is_done();
-        serde_json::from_slice(&answer).map_err(|error| failed(&error.to_string()))
+        Ok(answer)
     }
 }
 
@@ -146,6 +154,22 @@ impl Session {
         Ok(KeeperGuard { guard, session: self, is_busy: false })
     }
 
+    /// The policy of its runs.
+    pub fn policy(&self) -> &String {
+        &self.of.policy
+    }
+
+    /// How long it is kept without being used.
+    pub fn idle(&self) -> Duration {
+        Duration::from_millis(self.of.idle_ms)
+    }
+
+    /// Whether its keeper has ended, as far as is known.
+    pub fn is_over(&self) -> bool {
+        // One that something is asked of is in use.
+        self.keeper.try_lock().is_ok_and(|keeper| keeper.as_ref().is_none_or(|keeper| !keeper.is_there()))
+    }
+
     fn touch(&self) {
         *lock(&self.used) = Instant::now();
     }
@@ -158,6 +182,15 @@ impl Session {
     async fn ask(self: &Arc<Self>, line: Line) -> Result<Value, Problem> {
         let session = Arc::clone(self);
         to_its_end(async move { session.keeper().await?.ask_line(&line).await }).await
+    }
+
+    /// The same; its answer as it came.
+    ///
+    /// # Errors
+    /// The session is over, or its keeper is lost.
+    pub async fn ask_for_bytes(self: &Arc<Self>, line: Line) -> Result<Vec<u8>, Problem> {
+        let session = Arc::clone(self);
+        to_its_end(async move { session.keeper().await?.ask_for_bytes(&line).await }).await
     }
 
     fn show(&self) -> Value {
@@ -211,7 +244,7 @@ impl Sessions {
 
     fn begin(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) -> Arc<Session> {
         let keeper = Arc::new(tokio::sync::Mutex::new(Some(link)));
-        let session = Arc::new(Session { of, keeper, used: Mutex::new(Instant::now()) });
+        let session = Arc::new(Session { of, keeper, used: Mutex::new(Instant::now()), calls: Calls::default() });
         lock(&self.open).insert(session.of.session.clone(), Arc::clone(&session));
         tokio::spawn(end_when_idle(Arc::clone(front), Arc::clone(&session)));
         session
@@ -300,7 +333,7 @@ async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
 }
 
 /// Ends a session. A run of it goes on to its end, unless it is cancelled.
-async fn close_session(front: &Front, session: &Session) {
+pub async fn close_session(front: &Front, session: &Session) {
     let mut keeper = session.keeper.lock().await;
     if let Some(mut keeper) = keeper.take() {
         close_keeper(&mut keeper).await;
@@ -348,14 +381,35 @@ pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, requ
         bad(format!("a session is opened by an object with `policy`, `idle` and `labels`, each of which may be missing: {error}"))
     })?;
     let policy = policy_of(&key, policy)?;
-    let idle = match idle.map(|idle| LimitKey::Wall.parse_text(&idle)) {
-        None => IDLE,
-        Some(Ok(Some(ms))) if (1000..=MAX_IDLE.as_millis() as u64).contains(&ms) => Duration::from_millis(ms),
-        Some(_) => return Err(bad("`idle` is a duration such as \"10min\"; \"1s\" to \"24h\"".to_owned())),
-    };
+    let idle = idle_of(idle.as_deref()).map_err(|why| bad(why.to_owned()))?;
     if labels.len() > MAX_LABELS || serde_json::to_vec(&labels).is_ok_and(|text| text.len() > MAX_LABEL_BYTES) {
         return Err(bad(format!("`labels` has at most {MAX_LABELS}, and together they take at most {MAX_LABEL_BYTES} bytes of JSON")));
     }
+    let session = open_for(front, key, policy, idle, labels).await?;
+    let mut response = json_response(&session.show());
+    *response.status_mut() = StatusCode::CREATED;
+    let place = HeaderValue::from_str(&format!("/v1/sessions/{}", session.of.session));
+    response.headers_mut().extend(place.ok().map(|place| (header::LOCATION, place)));
+    Ok(response)
+}
+
+/// How long a session is kept of which this is asked.
+pub fn idle_of(asked: Option<&str>) -> Result<Duration, &'static str> {
+    match asked.map(|idle| LimitKey::Wall.parse_text(idle)) {
+        None => Ok(IDLE),
+        Some(Ok(Some(ms))) if (1000..=MAX_IDLE.as_millis() as u64).contains(&ms) => Ok(Duration::from_millis(ms)),
+        Some(_) => Err("`idle` is a duration such as \"10min\"; \"1s\" to \"24h\""),
+    }
+}
+
+/// Opens a session for a client that waits for its number.
+pub async fn open_for(
+    front: Arc<Front>,
+    key: Key,
+    policy: String,
+    idle: Duration,
+    labels: BTreeMap<String, String>,
+) -> Result<Arc<Session>, Problem> {
     let of = KeeperOf { session: new_number()?, key: key.id.clone(), policy, idle_ms: idle.as_millis() as u64, labels };
     // A client that has gone meanwhile does not know its number: then it ends.
     let (tell, told) = oneshot::channel();
@@ -365,12 +419,7 @@ pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, requ
             close_session(&front, &session).await;
         }
     });
-    let session = told.await.map_err(|_| failed("it was not opened"))??;
-    let mut response = json_response(&session.show());
-    *response.status_mut() = StatusCode::CREATED;
-    let place = HeaderValue::from_str(&format!("/v1/sessions/{}", session.of.session));
-    response.headers_mut().extend(place.ok().map(|place| (header::LOCATION, place)));
-    Ok(response)
+    told.await.map_err(|_| failed("it was not opened"))?
 }
 
 /// `GET /v1/sessions`.
