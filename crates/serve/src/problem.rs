@@ -9,6 +9,11 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+/// Reasons for which a policy that requires the audit log gives no result.
+const UNRECORDED: [&str; 5] = ["audit_nowhere", "audit_unwritable", "audit_untrusted", "audit_locked", "audit_corrupted"];
+/// Seconds after which a log may be there again that was not: somebody has to make room for it.
+const UNTIL_RECORDED: u64 = 10;
+
 /// The reason of a problem that is not counted yet, beside its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Uncounted(pub &'static str);
@@ -39,6 +44,14 @@ impl Problem {
     /// The same, to be tried again after so many seconds.
     pub fn after(self, seconds: u64) -> Self {
         Problem { retry_after: Some(seconds.max(1)), ..self }
+    }
+
+    /// Of a refusal for this reason of the launcher's: the audit log lacks what the policy requires to stand
+    /// in it. None: it was refused for another.
+    pub fn unrecorded(reason: &str, why: &str) -> Option<Self> {
+        let detail = || format!("{why} ({reason}); an administrator has to mend the audit log");
+        let is_it = UNRECORDED.contains(&reason);
+        is_it.then(|| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "audit_unavailable", detail()).after(UNTIL_RECORDED))
     }
 }
 

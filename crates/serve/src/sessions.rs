@@ -469,7 +469,11 @@ fn done(answer: &Value) -> Result<(), Problem> {
         return Ok(());
     }
     let detail = answer["error"].as_str().unwrap_or("the session did not say why");
-    let (status, reason) = match answer["reason"].as_str().unwrap_or_default() {
+    let reason = answer["reason"].as_str().unwrap_or_default();
+    if let Some(problem) = Problem::unrecorded(reason, detail) {
+        return Err(problem);
+    }
+    let (status, reason) = match reason {
         "file_missing" => (StatusCode::NOT_FOUND, "file_missing"),
         "is_a_directory" => (StatusCode::CONFLICT, "is_a_directory"),
         "not_a_directory" => (StatusCode::CONFLICT, "not_a_directory"),

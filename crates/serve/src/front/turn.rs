@@ -135,6 +135,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         given = place.front.another_worker(asks.clone());
     };
     let ended = Ended::of(&result);
+    let unrecorded = unrecorded(&ended, &result);
     metrics.ended(&policy, &key, &ended);
     place.front.state().admission.spend(&key, ended.cpu_ms(), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
@@ -150,7 +151,18 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     });
     // It is the first outcome.
     let _first = place.outcome.set(Outcome::Result(ended));
-    place.front.buffered(&key, with_place(result, &number, &key, queued))
+    match unrecorded {
+        Some(problem) => Err(problem),
+        None => place.front.buffered(&key, with_place(result, &number, &key, queued)),
+    }
+}
+
+/// The problem in place of a result that says that its run could not be recorded, and had to be.
+fn unrecorded(ended: &Ended, result: &[u8]) -> Option<Problem> {
+    let reason = ended.reason.as_ref().filter(|_| ended.verdict == "sandbox_error")?;
+    let refusal: serde_json::Value = serde_json::from_slice(result).ok()?;
+    let problem = Problem::unrecorded(reason, refusal["error"].as_str().unwrap_or_default())?;
+    Some(Problem { started: ended.started, ..problem })
 }
 
 /// Who runs it: a worker of its own, or the keeper of its session, which others may wait for.
