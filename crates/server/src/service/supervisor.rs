@@ -310,6 +310,7 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
     notify::ready(&group.status());
     loop {
         let woken = group.wait(&signals)?;
+        group.watch.note(group.front.as_ref());
         while let Some(signal) = signals.take() {
             match Signal::from_named_raw(signal) {
                 Some(Signal::HUP) => group.reload(),

@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct FrontWatch {
     interval: Duration,
     next: Instant,
-    /// At the last look it had not read all.
+    /// At the last look it had not read all, and was not seen to have since.
     is_behind: bool,
 }
 
@@ -59,6 +59,12 @@ impl FrontWatch {
             return FrontState::Reads;
         }
         if std::mem::replace(&mut self.is_behind, true) { FrontState::Stuck } else { FrontState::Reads }
+    }
+
+    /// Notes whether the front has read all, before more is sent: one that is sent something at each look
+    /// is no front that reads nothing.
+    pub(super) fn note(&mut self, front: Option<&Process>) {
+        self.is_behind &= !front.is_some_and(has_read_all);
     }
 
     /// Another front has begun.
