@@ -288,7 +288,8 @@ impl Front {
 
     /// What there is at this moment.
     pub fn now(&self) -> Now {
-        let state = self.state();
+        let mut state = self.state();
+        state.forget_ended_workers();
         let running = state.runs.values().filter(|run| run.began.is_some()).count();
         Now {
             running: running as u64,
@@ -302,7 +303,8 @@ impl Front {
 
     /// What is in use, and what of its quotas each key has used.
     pub fn load(&self) -> Value {
-        let (state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (self.state(), Instant::now());
+        state.forget_ended_workers();
         let of_key = |key: &Key| {
             let (running, waiting) = state.admission.of_key(&key.id);
             let (minute, hour) = state.admission.recent_of(&key.id, now);
@@ -406,6 +408,12 @@ impl Front {
         // One that is cancelled already stays so.
         let _cancelled = run.cancel.take().map(|cancel| cancel.send(()));
         true
+    }
+
+    /// A worker has come, mostly in the place of one that has ended.
+    pub fn worker_came(&self) {
+        self.metrics.worker_came();
+        self.state().forget_ended_workers();
     }
 
     /// A worker that takes a run, and has this prepared.
@@ -550,6 +558,12 @@ impl State {
             // It was cancelled just now, and ends by itself.
             self.idle.push((worker, prepared.flatten()));
         }
+    }
+
+    /// Drops those that ended while they were idle. A sandbox that one had prepared can keep its socket open
+    /// for some moments.
+    fn forget_ended_workers(&mut self) {
+        self.idle.retain(|(worker, _)| worker.is_there());
     }
 
     /// The best idle worker for a request. Those that have ended are dropped.

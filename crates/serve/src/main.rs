@@ -101,7 +101,7 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 listeners.push(listen::listen(kind, socket, Arc::clone(front))?);
             }
             (FromSupervisor::Worker, Some(socket), Some(front)) => {
-                front.metrics.worker_came();
+                front.worker_came();
                 let (mut worker, front) = (WorkerLink::new(socket)?, Arc::clone(front));
                 tokio::spawn(async move {
                     if let Ok(FromWorker::Idle(prepared)) = worker.next().await {
