@@ -6,8 +6,13 @@
 
 use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use axum::{Extension, Router};
-use hyper::server::conn::http1;
+use axum::Router;
+use hyper::{
+    Request,
+    body::Incoming,
+    server::conn::http1,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -56,7 +61,7 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
                     match listener.accept().await {
                         Ok((stream, _)) => {
                             let uid = stream.peer_cred().ok().map(|peer| peer.uid());
-                            tokio::spawn(serve(stream, app.clone().layer(Extension(Peer { kind, uid })), permit));
+                            tokio::spawn(serve(stream, app.clone(), Peer { kind, uid }, permit));
                         }
                         Err(_) => tokio::time::sleep(PAUSE).await,
                     }
@@ -74,7 +79,7 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
                         Ok((stream, _)) => {
                             // Answers are written at once, and wait for no acknowledgement.
                             let _slower = stream.set_nodelay(true);
-                            tokio::spawn(serve(stream, app.clone().layer(Extension(Peer { kind, uid: None })), permit));
+                            tokio::spawn(serve(stream, app.clone(), Peer { kind, uid: None }, permit));
                         }
                         Err(_) => tokio::time::sleep(PAUSE).await,
                     }
@@ -84,7 +89,13 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router, permit: OwnedSemaphorePermit) {
+async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router, peer: Peer, permit: OwnedSemaphorePermit) {
+    let app = TowerToHyperService::new(app);
+    // As a layer of the router it would have a copy of every route for each connection.
+    let with_peer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        app.call(request)
+    });
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(UNREAD));
     let connection = http1::Builder::new()
@@ -92,7 +103,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS)
-        .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(app));
+        .serve_connection(TokioIo::new(Box::pin(stream)), with_peer);
     // What the client did wrong, it was told, or has gone.
     let _closed = connection.await;
     drop(permit);
