@@ -129,11 +129,13 @@ pub fn router(front: Arc<Front>) -> Router {
 
 /// Turns away what no endpoint should see.
 async fn guard(State(front): Shared, Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
-    let refused = if peer.kind == ListenerKind::Tcp { refuse_foreign(&front.settings(), request.headers()) } else { None };
+    let refused = if peer.kind == ListenerKind::Tcp { refuse_foreign(&front.settings(), request.uri(), request.headers()) } else { None };
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let mut response = match refused.or_else(|| refuse_path(request.uri())) {
-        Some(problem) => problem.into_response(),
-        None => next.run(request).await,
+    let mut response = match (refused, refuse_path(request.uri())) {
+        (Some(problem), _) => problem.into_response(),
+        // What stands behind it on the connection may be another's than the proxy believes.
+        (None, Some(problem)) => ([(header::CONNECTION, "close")], problem).into_response(),
+        (None, None) => next.run(request).await,
     };
     front.metrics.answered(route.as_ref().map(MatchedPath::as_str), response.status());
     if let Some(Uncounted(reason)) = response.extensions().get() {
@@ -147,17 +149,21 @@ async fn guard(State(front): Shared, Extension(peer): Extension<Peer>, request: 
 
 /// A site that the browser of a user of this host shows, and that asks under a name of its own
 /// (DNS rebinding) or from its own origin.
-fn refuse_foreign(settings: &Settings, headers: &HeaderMap) -> Option<Problem> {
+fn refuse_foreign(settings: &Settings, uri: &Uri, headers: &HeaderMap) -> Option<Problem> {
     let is_listed = |host: &str| settings.hosts.iter().any(|listed| listed.eq_ignore_ascii_case(host));
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|host| host.to_str().ok());
-    if hosts.next().is_some() || !host.is_some_and(is_listed) {
+    // One in the target counts before the field (RFC 9112, 3.2.2).
+    let is_own = host.is_some_and(is_listed) && uri.authority().is_none_or(|target| is_listed(target.as_str()));
+    if hosts.next().is_some() || !is_own {
         let detail = "this service is not called that; an administrator adds the name to `hosts` in serve.toml";
         return Some(Problem::new(StatusCode::MISDIRECTED_REQUEST, "host_unknown", detail));
     }
-    let origin = headers.get(header::ORIGIN)?.to_str().unwrap_or_default();
-    let own = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
-    (!own.is_some_and(is_listed)).then(|| {
+    let is_own = |origin: &HeaderValue| {
+        let origin = origin.to_str().unwrap_or_default();
+        ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme)).is_some_and(is_listed)
+    };
+    (!headers.get_all(header::ORIGIN).iter().all(is_own)).then(|| {
         let detail = "a page of another origin asks; call the service from a program, or from its own pages";
         Problem::new(StatusCode::FORBIDDEN, "origin_refused", detail)
     })
