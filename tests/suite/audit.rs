@@ -853,7 +853,7 @@ fn tail_show_and_query_find_records() {
 const HEAD: &str = "3c787cb39d1d4d2db3bdbf27aa2bcc54";
 
 /// A journal's socket where the launcher looks for it, in this test's mount namespace.
-fn journal() -> UnixDatagram {
+pub(super) fn journal() -> UnixDatagram {
     mount_tmpfs("/run", "size=4m,mode=755");
     fs::create_dir_all("/run/systemd/journal").unwrap();
     let journal = UnixDatagram::bind("/run/systemd/journal/socket").unwrap();
@@ -861,7 +861,7 @@ fn journal() -> UnixDatagram {
     journal
 }
 
-fn received(journal: &UnixDatagram) -> Vec<String> {
+pub(super) fn received(journal: &UnixDatagram) -> Vec<String> {
     let mut bytes = vec![0; 64 << 10];
     std::iter::from_fn(|| journal.recv(&mut bytes).ok().map(|length| String::from_utf8(bytes[..length].to_vec()).unwrap())).collect()
 }

@@ -51,6 +51,7 @@ mod serve_proxy;
 mod serve_quotas;
 mod serve_same_result;
 mod serve_sessions;
+mod serve_soak;
 mod serve_speech;
 mod serve_streams;
 mod serve_warm;

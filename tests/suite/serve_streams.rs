@@ -50,7 +50,7 @@ impl Read for Stream {
 }
 
 impl Stream {
-    fn open(service: &Service, method: &str, path: &str, fields: &[&str], body: &[u8]) -> Self {
+    pub(super) fn open(service: &Service, method: &str, path: &str, fields: &[&str], body: &[u8]) -> Self {
         let mut socket = service.connect();
         let token = format!("Authorization: Bearer {}", service.token);
         let fields: Vec<&str> = fields.iter().copied().chain([&*token]).collect();

@@ -5,6 +5,7 @@ pub mod audit_log;
 pub mod control;
 pub mod exec;
 pub mod leftovers;
+pub mod load;
 pub mod needs;
 pub mod policy_dir;
 pub mod programs;
