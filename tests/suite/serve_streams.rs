@@ -220,7 +220,7 @@ fn a_slow_reader_slows_no_run_and_hears_what_it_has_missed() {
     let code = format!("import sys\nfor _ in range({}):\n    sys.stdout.write('x' * 65536)\nsys.stderr.write('end')", PRINTED / 65536);
     let mut stream = Stream::run(&service, &code);
     // Nothing is read until the run is over, which it is at once.
-    assert!(service.has_runs("running", 0), "the run waits for its reader");
+    assert!(eventually(scaled(Duration::from_secs(10)), || service.runs().is_empty()), "the run waits for its reader");
     let mut events = vec![next(&mut stream).unwrap()];
     events.extend(rest(stream));
     let (bytes, missing) = bytes_of(&events, "stdout");
