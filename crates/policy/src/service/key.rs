@@ -97,6 +97,10 @@ impl Scope {
     }
 
     fn named(text: &str) -> Checked<Self> {
+        if text == "approve" {
+            let diagnostic = Diagnostic::new("there is no scope `approve`", "code that waits for approval is refused over HTTP");
+            return Err(diagnostic.help("send such code to `stockade exec`, where a person approves it"));
+        }
         let found = Scope::ALL.into_iter().find(|scope| scope.name() == text);
         found.ok_or_else(|| check::unlisted("scope", text, Scope::ALL.into_iter().map(Scope::name)))
     }
@@ -469,6 +473,7 @@ policies = ["strict"]
             (key(&format!("hash = \"{}F\"", &HASH[..70])), "64 of 0-9 and a-f"),
             (key(&format!("hash = \"{}\"", &HASH[7..])), "`sha256:`"),
             (other("scopes = []"), "good for nothing"),
+            (other("scopes = [\"approve\"]"), "there is no scope `approve`"),
             (other("scopes = [\"kep\"]"), "known: run, keep, facade, watch"),
             (other("scopes = \"run\""), "a list of strings"),
             (other("running = 0"), "1 to 100000"),
