@@ -8,6 +8,7 @@ use stockade_protocol::{LimitKey, NO_TEMPLATE};
 
 use crate::{
     diagnostic::{Diagnostic, Located, quote},
+    model::OUTPUT,
     names,
     plan::COMMANDS,
 };
@@ -367,20 +368,53 @@ pub(crate) fn line(text: &str) -> Checked<String> {
     Ok(text.to_owned())
 }
 
-/// A runtime's command: a program's path, and one place for the code.
+/// A runtime's command: a program's path, and one place for the code, or for what was made of it.
 pub(crate) fn command(words: &[Located<String>]) -> Checked<()> {
-    let Some(program) = words.first() else {
-        return Err(Diagnostic::new("a command needs a program", "empty").help("such as [\"/usr/bin/perl\", \"{file}\"]"));
-    };
-    if program.value.contains("{file}") {
-        return Err(Diagnostic::new("the code cannot be its own interpreter", "the first word is the program"));
+    let program = program(words, "such as [\"/usr/bin/perl\", \"{file}\"]")?;
+    if program.value != OUTPUT {
+        absolute(&program.value)?;
     }
-    absolute(&program.value)?;
-    match words.iter().map(|word| word.value.matches("{file}").count()).sum::<usize>() {
+    match places(words, FILE) {
+        0 if places(words, OUTPUT) > 0 => Ok(()),
         1 => Ok(()),
         found => Err(Diagnostic::new("exactly one argument of a command holds `{file}`", format!("{found} of them here"))
             .help("`{file}` becomes the path of the code, such as [\"/usr/bin/perl\", \"{file}\"]")),
     }
+}
+
+/// A runtime's compiler: its path, one place for the code and at least one for what it makes. No words:
+/// none.
+pub(crate) fn compile(words: &[Located<String>]) -> Checked<()> {
+    if words.is_empty() {
+        return Ok(());
+    }
+    const SUCH: &str = "such as [\"/usr/bin/gcc\", \"-O2\", \"-o\", \"{output}\", \"{file}\"]";
+    absolute(&program(words, SUCH)?.value)?;
+    match (places(words, FILE), places(words, OUTPUT)) {
+        (1, 1..) => Ok(()),
+        (1, _) => {
+            let help = format!("`{OUTPUT}` becomes the path of what the command runs, {SUCH}");
+            Err(Diagnostic::new(format!("no argument of `compile` holds `{OUTPUT}`"), "it makes nothing").help(help))
+        }
+        (found, _) => Err(Diagnostic::new("exactly one argument of `compile` holds `{file}`", format!("{found} of them here"))
+            .help(format!("`{FILE}` becomes the path of the code, {SUCH}"))),
+    }
+}
+
+const FILE: &str = "{file}";
+
+fn program<'w>(words: &'w [Located<String>], such: &str) -> Checked<&'w Located<String>> {
+    let Some(program) = words.first() else {
+        return Err(Diagnostic::new("a command needs a program", "empty").help(such));
+    };
+    if program.value.contains(FILE) {
+        return Err(Diagnostic::new("the code cannot be its own interpreter", "the first word is the program"));
+    }
+    Ok(program)
+}
+
+fn places(words: &[Located<String>], place: &str) -> usize {
+    words.iter().map(|word| word.value.matches(place).count()).sum()
 }
 
 /// One word of a runtime's command.

@@ -15,7 +15,7 @@ use crate::{
     diagnostic::{Diagnostic, Diagnostics, Located, SourceSpan, quote},
     filter::MAX_IOCTLS,
     merge::MergedTable,
-    model::{AuditMode, Origin, Policy, SocketFamily},
+    model::{AuditMode, OUTPUT, Origin, Policy, SocketFamily},
     names,
     plan::MIN_MEMORY,
     whitelist::{self, Protocol},
@@ -58,6 +58,7 @@ fn check_runtimes(merged: &MergedTable, problems: &mut Diagnostics) {
                 problems.add(&runtime.span, diagnostic.help("nothing of this name is inherited"));
             }
         }
+        check_compiled(name, runtime, problems);
         let is_python = runtime.values.get("extension").is_some_and(|extension| extension.value.as_str() == Some("py"));
         if let Some(rule) = runtime.tables.get("modules").and_then(|modules| modules.values.values().next())
             && !is_python
@@ -74,6 +75,31 @@ fn check_runtimes(merged: &MergedTable, problems: &mut Diagnostics) {
                 None => drop(taken.insert(&alias.value, &alias.span)),
             }
         }
+    }
+}
+
+/// That a command and a compiler belong together, and what a compiled language has no use for.
+fn check_compiled(name: &str, runtime: &MergedTable, problems: &mut Diagnostics) {
+    let holds_output = |word: &&Located<String>| word.value.contains(OUTPUT);
+    let output = runtime.lists.get("command").into_iter().flatten().find(holds_output);
+    let compile = runtime.lists.get("compile").and_then(|words| words.first());
+    match (compile, output) {
+        (None, Some(word)) => {
+            let diagnostic = Diagnostic::new(format!("nothing makes `{OUTPUT}` in `[runtimes.{name}]`"), "used here");
+            problems.add(&word.span, diagnostic.help("add `compile`, the compiler and its arguments"));
+        }
+        (Some(word), None) => {
+            let diagnostic = Diagnostic::new(format!("the command of `{name}` does not run what `compile` makes"), "of no use");
+            problems.add(&word.span, diagnostic.help(format!("write `command = [\"{OUTPUT}\"]`, or name `{OUTPUT}` in an argument of it")));
+        }
+        (Some(word), Some(_)) => {
+            for key in ["venv", "template"] {
+                let Some(value) = runtime.values.get(key).filter(|value| value.value.as_str() != Some(NO_TEMPLATE)) else { continue };
+                let diagnostic = Diagnostic::new(format!("`{key}` has no use for `{name}`, whose code is compiled"), "of no use");
+                problems.add(&value.span, diagnostic.also(&word.span, "compiled by this"));
+            }
+        }
+        (None, None) => {}
     }
 }
 

@@ -9,13 +9,15 @@ use stockade_protocol::screen::Rule;
 use crate::{
     alert, approver,
     check::{self, Checked},
-    diagnostic::{Diagnostic, quote},
+    diagnostic::{Diagnostic, Located, quote},
     model::Degradable,
     names, whitelist,
 };
 
 /// Checks a text and returns its one spelling.
 pub(crate) type Check = fn(&str) -> Checked<String>;
+/// Checks the words of a command together.
+pub(crate) type CommandCheck = fn(&[Located<String>]) -> Checked<()>;
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +38,8 @@ pub(crate) enum Kind {
     List(Item),
     /// Texts in order; always written whole.
     Words(Check),
-    /// A program and its arguments, with the place of the code.
-    Command,
+    /// A program and its arguments, and what checks them together.
+    Command(CommandCheck),
     /// Names of inherited runtimes that are dropped.
     Removals,
     /// A table of these keys.
@@ -180,7 +182,8 @@ pub(crate) const ENVIRONMENT: &[Key] = &[
 ];
 
 pub(crate) const RUNTIME: &[Key] = &[
-    must("command", Kind::Command, "program and arguments; one of them holds {file}"),
+    must("command", Kind::Command(check::command), "program and arguments; one of them holds {file}, or {output}"),
+    may("compile", Kind::Command(check::compile), "compiler and arguments; they hold {file}, and {output}, which the command runs"),
     may("aliases", Kind::Words(check::language), "other names of the language"),
     must("extension", Kind::Text(check::extension), "ending of the code's file name, without the dot"),
     may("venv", Kind::Text(check::shown), "virtual environment whose interpreter is used"),

@@ -116,9 +116,9 @@ impl DocumentReader<'_> {
                 self.apply(into.lists.entry(name.to_owned()).or_default(), edit);
             }
             Kind::Words(check) => drop(into.lists.insert(name.to_owned(), self.strings(node, name, check))),
-            Kind::Command => {
+            Kind::Command(check) => {
                 let words = self.strings(node, name, check::argument);
-                let checked = check::command(&words);
+                let checked = check(&words);
                 if self.take(node, checked).is_some() {
                     into.lists.insert(name.to_owned(), words);
                 }

@@ -137,12 +137,19 @@ impl Environment {
     }
 }
 
+/// In a runtime's words, the path of what its `compile` makes. It may be the program itself.
+pub const OUTPUT: &str = "{output}";
+
 /// How one language is run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runtime {
-    /// Program and arguments; one of them holds `{file}`, the path of the code. The
+    /// Program and arguments; one of them holds `{file}`, the path of the code, or [`OUTPUT`]. The
     /// request's `args` follow.
     pub command: Vec<String>,
+    /// What makes [`OUTPUT`] of the code in a run of its own before that of `command`: a compiler and
+    /// its arguments, with `{file}` and [`OUTPUT`]. Empty: the code is run as it is.
+    #[serde(default)]
+    pub compile: Vec<String>,
     /// Other names of this language.
     #[serde(default)]
     pub aliases: Vec<String>,
@@ -247,10 +254,26 @@ impl Modules {
 }
 
 impl Runtime {
-    /// The program that runs it, unless a run names another: the command's first word, in
-    /// the virtual environment where there is one.
+    /// Whether its code is compiled before it runs.
+    pub fn compiles(&self) -> bool {
+        !self.compile.is_empty()
+    }
+
+    /// Whether what `compile` makes is the program.
+    pub fn runs_output(&self) -> bool {
+        self.command.first().is_some_and(|program| program == OUTPUT)
+    }
+
+    /// The program that compiles, unless a run names another for it; none: nothing does.
+    pub fn compiler(&self) -> Option<&Path> {
+        self.compile.first().map(Path::new)
+    }
+
+    /// The program of the host that runs it, unless a run names another: the command's first word, in
+    /// the virtual environment where there is one; the compiler, where its output is the program.
     pub fn interpreter(&self) -> PathBuf {
-        let first = Path::new(self.command.first().map_or("", String::as_str));
+        let words = if self.runs_output() { &self.compile } else { &self.command };
+        let first = Path::new(words.first().map_or("", String::as_str));
         match &self.venv {
             Some(venv) => venv.join("bin").join(first.file_name().unwrap_or_default()),
             None => first.to_path_buf(),

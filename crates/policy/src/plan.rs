@@ -24,7 +24,7 @@ use crate::{
     alert::AlertKind,
     facts::{CgroupFacts, HostFacts, PathKind},
     filter::Filters,
-    model::{Access, Degradable, Policy, Runtime},
+    model::{Access, Degradable, OUTPUT, Policy, Runtime},
     whitelist,
 };
 pub use commands::COMMANDS;
@@ -58,6 +58,17 @@ pub struct RunRequest {
     pub terminal: bool,
     /// It is one run of a session.
     pub session: bool,
+    /// Which run of a compiled language it is; none: its command's, where nothing is kept for it.
+    pub step: Option<RunStep>,
+}
+
+/// The two runs of a compiled language. They share all that code may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunStep {
+    /// The compiler.
+    Compile,
+    /// The command, when that has succeeded.
+    Program,
 }
 
 /// What runs.
@@ -128,6 +139,8 @@ pub struct Interpreter {
 
 /// The path of the private scratch.
 pub const PRIVATE_SCRATCH: &str = "/scratch";
+/// The name of what a compiler makes, where nothing else can have it.
+pub const COMPILED: &str = "compiled";
 /// The name of a program's file, without its ending, where nothing else can have it.
 pub const MAIN: &str = "main";
 /// The path of home, unless it is in scratch.
@@ -183,7 +196,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         callers_limits,
         egress,
         terminal: run_request.terminal,
-        session: run_request.session,
+        session: run_request.session || run_request.step.is_some(),
         image: matches!(run_request.program, Program::Image(_)),
         degraded,
     })
@@ -434,19 +447,50 @@ fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, sc
     };
     let (name, runtime) = find_runtime(policy, language)?;
     let interpreter = plan_interpreter(name, runtime, facts, run_request)?;
-    let file = file.map(|(filename, stem)| {
-        let directory = if scratch.read_only { PathBuf::from("/tmp") } else { scratch.path.clone() };
-        let begins_empty = !run_request.session && (!scratch.host || scratch.read_only);
-        let stem = if begins_empty { MAIN } else { stem };
-        (directory, filename.clone().unwrap_or_else(|| runtime.file_name(stem)))
-    });
-    let mut argv = vec![interpreter.to_string_lossy().into_owned()];
-    if let Some((directory, name)) = &file {
-        let path = directory.join(name);
-        argv.extend(runtime.command.iter().skip(1).map(|word| word.replace("{file}", &path.to_string_lossy())));
+    let extra = interpreter_paths(run_request, runtime.venv.as_ref());
+    let Some((filename, stem)) = file else {
+        if runtime.compiles() {
+            return Err(PlanError::Compiles { runtime: name.to_owned() });
+        }
+        let argv = std::iter::once(interpreter.to_string_lossy().into_owned()).chain(run_request.arguments.iter().cloned());
+        return Ok((argv.collect(), None, extra));
+    };
+    let directory = if scratch.read_only { PathBuf::from("/tmp") } else { scratch.path.clone() };
+    let begins_empty = !run_request.session && (!scratch.host || scratch.read_only);
+    let file = (directory, filename.clone().unwrap_or_else(|| runtime.file_name(if begins_empty { MAIN } else { stem })));
+    let output = output(scratch, run_request.session.then_some(stem));
+    let (words, program) = match run_request.step {
+        Some(RunStep::Compile) => (&runtime.compile, plan_compiler(name, runtime, facts, interpreter)?),
+        _ if runtime.runs_output() => (&runtime.command, output.clone()),
+        _ => (&runtime.command, interpreter),
+    };
+    let is_read = words.iter().any(|word| word.contains("{file}"));
+    let path = file.0.join(&file.1);
+    let place = |word: &String| word.replace("{file}", &path.to_string_lossy()).replace(OUTPUT, &output.to_string_lossy());
+    let mut argv = vec![program.to_string_lossy().into_owned()];
+    argv.extend(words.iter().skip(1).map(place));
+    if run_request.step != Some(RunStep::Compile) {
+        argv.extend(run_request.arguments.iter().cloned());
     }
-    argv.extend(run_request.arguments.iter().cloned());
-    Ok((argv, file, interpreter_paths(run_request, runtime.venv.as_ref())))
+    Ok((argv, is_read.then_some(file), extra))
+}
+
+/// Where a compiler puts what it makes: beside what code may write, and never in a host scratch.
+/// `stem`: its name in a session, whose earlier code may have taken any other.
+pub fn output(scratch: &ScratchPlan, stem: Option<&String>) -> PathBuf {
+    temporary(scratch).join(stem.map_or(COMPILED, String::as_str))
+}
+
+/// The compiler of a runtime: the chosen one where the program is what it makes, else its own.
+fn plan_compiler(name: &str, runtime: &Runtime, facts: &HostFacts, interpreter: PathBuf) -> Result<PathBuf, PlanError> {
+    if runtime.runs_output() {
+        return Ok(interpreter);
+    }
+    let compiler = runtime.compiler().map(Path::to_path_buf).unwrap_or_default();
+    match facts.paths.get(&compiler) {
+        Some(PathKind::File) => Ok(compiler),
+        _ => Err(PlanError::CompilerMissing { runtime: name.to_owned(), compiler }),
+    }
 }
 
 /// The interpreter of a runtime: the chosen one, that of its virtual environment, or the
@@ -517,6 +561,10 @@ fn plan_environment(
     if let Some(language) = language {
         let (_, runtime) = find_runtime(policy, language)?;
         all.extend(runtime.environment.clone());
+    }
+    // A compiler is the policy's program: a request's variables are for its own.
+    if run_request.step == Some(RunStep::Compile) {
+        return Ok(all);
     }
     for (name, value) in &run_request.environment {
         if !policy.environment.accepts(name) {

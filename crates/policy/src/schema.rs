@@ -57,7 +57,7 @@ fn describe(kind: Kind) -> Map<String, Value> {
         Kind::Id => members(json!({ "type": "integer", "minimum": 1 })),
         Kind::Count(least, most) => members(json!({ "type": "integer", "minimum": least, "maximum": most })),
         Kind::Flag => members(json!({ "type": "boolean" })),
-        Kind::Words(_) | Kind::Command | Kind::Removals => members(words(json!({ "type": "string" }))),
+        Kind::Words(_) | Kind::Command(_) | Kind::Removals => members(words(json!({ "type": "string" }))),
         Kind::List(item) => {
             let known = item.values();
             let list = words(if known.is_empty() { json!({ "type": "string" }) } else { json!({ "enum": known }) });

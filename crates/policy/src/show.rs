@@ -24,7 +24,11 @@ pub fn show(policy: &Policy) -> String {
 fn write_table(out: &mut String, path: &str, keys: &[Key], table: &Table) {
     let entries = || keys.iter().filter_map(|key| table.get(key.name).map(|value| (key, value)));
     for (key, value) in entries().filter(|(_, value)| !value.is_table()) {
-        write_value(out, key.name, value);
+        // No compiler is the same as an empty one.
+        let is_no_command = matches!(key.kind, Kind::Command(_)) && value.as_array().is_some_and(Vec::is_empty);
+        if !is_no_command {
+            write_value(out, key.name, value);
+        }
     }
     for (key, value) in entries() {
         let Value::Table(inner) = value else { continue };

@@ -149,6 +149,36 @@ fn impossible_values_are_refused() {
 }
 
 #[test]
+fn a_compiler_and_what_runs_its_output_belong_together() {
+    let c = |compile: &str, more: &str| child(&format!("[runtimes.c]\nextension = \"c\"\n{compile}\n{more}\n"));
+    let gcc = r#"compile = ["/usr/bin/gcc", "-o", "{output}", "{file}"]"#;
+    let own = r#"command = ["{output}"]"#;
+    let policy = load_text(&c(gcc, own)).unwrap();
+    let runtime = &policy.runtimes["c"];
+    assert!(runtime.compiles() && runtime.runs_output());
+    assert_eq!(runtime.interpreter(), PathBuf::from("/usr/bin/gcc"));
+    let java = load_text(&c(gcc, r#"command = ["/usr/bin/java", "-cp", "{output}", "Main"]"#)).unwrap();
+    assert_eq!(java.runtimes["c"].interpreter(), PathBuf::from("/usr/bin/java"));
+    // No words are no compiler.
+    let plain = load_text(&c("compile = []", r#"command = ["/usr/bin/tcc", "-run", "{file}"]"#)).unwrap();
+    assert!(!plain.runtimes["c"].compiles() && !plain.runtimes["c"].runs_output());
+    for (compile, more, said) in [
+        ("", own, "nothing makes `{output}` in `[runtimes.c]`"),
+        (gcc, r#"command = ["/usr/bin/x", "{file}"]"#, "does not run what `compile` makes"),
+        (r#"compile = ["gcc", "{output}", "{file}"]"#, own, "is not a usable path"),
+        (r#"compile = ["{output}", "{output}", "{file}"]"#, own, "is not a usable path"),
+        (r#"compile = ["/usr/bin/gcc", "{output}"]"#, own, "exactly one argument of `compile` holds `{file}`"),
+        (r#"compile = ["/usr/bin/gcc", "{file}"]"#, own, "no argument of `compile` holds `{output}`"),
+        (gcc, "command = [\"{output}\"]\ntemplate = \"bare\"", "`template` has no use for `c`"),
+        (gcc, "command = [\"{output}\"]\nvenv = \"/opt/v\"", "`venv` has no use for `c`"),
+        (gcc, r#"command = ["{output}", "{file}", "{file}"]"#, "exactly one argument of a command holds `{file}`"),
+    ] {
+        let report = refusal(&c(compile, more));
+        assert!(report.contains(said) && report.contains('^'), "{compile} {more}: {report}");
+    }
+}
+
+#[test]
 fn a_command_names_a_program_and_the_code_exactly_once() {
     let good = "[\"/usr/bin/python3\", \"{file}\"]";
     for (bad, said) in [

@@ -12,7 +12,7 @@ use stockade_policy::{
     filter::Filters,
     load_shipped,
     model::{Degradable, Policy},
-    plan::{HostScratch, Plan, PlanError, Program, Protection, RootEntry, RunRequest, UserNamespaces, plan},
+    plan::{HostScratch, Plan, PlanError, Program, Protection, RootEntry, RunRequest, RunStep, UserNamespaces, plan},
     whitelist::Whitelist,
 };
 use stockade_protocol::{LimitKey, screen::Action};
@@ -195,6 +195,45 @@ fn watched_modules_cover_a_codec_of_each_interpreter_that_is_shown() {
     assert!(planned(&policy, &facts(true), &bash).is_ok());
     policy.runtimes.get_mut("python").unwrap().modules.rules.insert(String::from("os.system"), Action::Note);
     assert!(planned(&policy, &facts(true), &code()).is_ok());
+}
+
+#[test]
+fn a_compiler_and_its_program_are_planned_apart_and_share_what_they_write() {
+    let mut policy = load_shipped("default").unwrap();
+    let words = |words: &[&str]| words.iter().map(|word| String::from(*word)).collect::<Vec<_>>();
+    let bash = policy.runtimes.get_mut("bash").unwrap();
+    bash.compile = words(&["/usr/bin/bash", "{file}", "-o={output}"]);
+    bash.command = words(&["{output}"]);
+    bash.template = None;
+    policy.environment.accept.push(String::from("EXTRA"));
+    let request = |step| RunRequest {
+        program: Program::Code { language: Some(String::from("bash")), filename: None, stem: String::from("stockade_0") },
+        arguments: words(&["a"]),
+        environment: BTreeMap::from([(String::from("EXTRA"), String::from("e"))]),
+        step,
+        ..RunRequest::default()
+    };
+    let facts = facts(true);
+    let [compiler, program] = [RunStep::Compile, RunStep::Program].map(|step| planned(&policy, &facts, &request(Some(step))).unwrap());
+    assert_eq!(compiler.argv, ["/usr/bin/bash", "/scratch/main.sh", "-o=/tmp/compiled"]);
+    assert_eq!(compiler.program_file, Some((PathBuf::from("/scratch"), String::from("main.sh"))));
+    assert_eq!((program.argv.clone(), &program.program_file), (words(&["/tmp/compiled", "a"]), &None));
+    let has = |plan: &Plan| plan.environment.contains(&String::from("EXTRA"));
+    assert_eq!((has(&compiler), has(&program)), (false, true));
+    assert!(compiler.session && program.session && compiler.is_set_up_like(&program));
+    // In a session the names are those that nothing in it has; a scratch below /tmp is no place either.
+    let session = RunRequest { session: true, ..request(Some(RunStep::Compile)) };
+    assert_eq!(planned(&policy, &facts, &session).unwrap().argv[1..], ["/scratch/stockade_0.sh", "-o=/tmp/stockade_0"]);
+    let below = RunRequest { scratch: in_scratch("/tmp/x").scratch, ..request(Some(RunStep::Program)) };
+    assert_eq!(planned(&policy, &facts, &below).unwrap().argv[0], "/home/sandbox/compiled");
+    // Where the interpreter runs what was made, the compiler must be there as well.
+    let bash = policy.runtimes.get_mut("bash").unwrap();
+    bash.command = words(&["/usr/bin/bash", "{output}"]);
+    bash.compile[0] = String::from("/usr/bin/nowhere");
+    assert_eq!(planned(&policy, &facts, &request(Some(RunStep::Program))).unwrap().argv[..2], ["/usr/bin/bash", "/tmp/compiled"]);
+    refused(planned(&policy, &facts, &request(Some(RunStep::Compile))), "interpreter_missing", false);
+    let alone = RunRequest { program: Program::Interpreter { runtime: String::from("bash") }, ..RunRequest::default() };
+    refused(planned(&policy, &facts, &alone), "runtime_compiles", true);
 }
 
 #[test]

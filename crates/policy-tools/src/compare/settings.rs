@@ -210,6 +210,12 @@ fn runtimes(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
             let difference = Difference::new(Area::Runtimes, format!("{key} command"), text);
             out.push(difference.consequence("another program or option may let code do more").undecided());
         }
+        if other.compile != here.compile {
+            let text = |words: &[String]| if words.is_empty() { String::from("none") } else { words.join(" ") };
+            let text = format!("compiler of `{name}`: {}", changed(&text(&here.compile), &text(&other.compile)));
+            let difference = Difference::new(Area::Runtimes, format!("{key} compile"), text);
+            out.push(difference.consequence("another program or option may let code do more").undecided());
+        }
         watched(&format!("[runtimes.{name}.modules]"), &other.modules, &here.modules, out);
     }
     templates(ceiling, policy, out);

@@ -3,7 +3,7 @@
 //! It adds a sentence only where the consequence of a value is not obvious.
 
 use stockade_policy::{
-    model::{Access, AuditMode, Policy, SharedBy, SocketFamily},
+    model::{Access, AuditMode, OUTPUT, Policy, SharedBy, SocketFamily},
     names::ioctl_text,
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
 };
@@ -116,6 +116,12 @@ fn run(policy: &Policy) -> Statements {
             text.push_str(&format!(", by the interpreter of the virtual environment {}, which is readable and executable", venv.display()));
         }
         out.text(text);
+        if runtime.compiles() {
+            out.text(format!(
+                "language `{name}` is compiled first, in a run of its own: `{}`; the two runs share what code may write, and {OUTPUT} is there",
+                runtime.compile.join(" ")
+            ));
+        }
         if !runtime.aliases.is_empty() {
             out.list(format!("other names of `{name}`"), runtime.aliases.clone());
         }

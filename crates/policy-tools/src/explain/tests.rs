@@ -38,6 +38,10 @@ fn changes() -> Vec<(String, String, String)> {
         ("runtimes.*.extension", "[runtimes.python]\nextension = \"pyw\""),
         ("runtimes.*.venv", "[runtimes.python]\nvenv = \"/opt/venv\""),
         ("runtimes.*.template", "[runtimes.python]\ntemplate = \"none\""),
+        (
+            "runtimes.*.compile",
+            "[runtimes.bash]\ncompile = [\"/usr/bin/cp\", \"{file}\", \"{output}\"]\ncommand = [\"/usr/bin/bash\", \"{output}\"]",
+        ),
         ("templates.*.imports", "[templates.bare]\nimports = [\"json\"]"),
         ("templates.*.warm", "[templates.bare]\nwarm = \"x = 1\""),
         ("templates.*.max_runs", "[templates.bare]\nmax_runs = 7"),

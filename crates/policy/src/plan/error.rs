@@ -60,6 +60,12 @@ pub enum PlanError {
         if venv.is_some() { String::new() } else { format!(", or change `command` under [runtimes.{runtime}]") }
     )]
     InterpreterMissing { runtime: String, interpreter: PathBuf, venv: Option<PathBuf> },
+    #[error("runtime `{runtime}`: {} is not on this host; install it, or change `compile` under [runtimes.{runtime}]", compiler.display())]
+    CompilerMissing { runtime: String, compiler: PathBuf },
+    #[error(
+        "runtime `{runtime}` compiles its code, so it has no interpreter to start by itself; send the code to `stockade exec`, or run its file by `stockade run`"
+    )]
+    Compiles { runtime: String },
     #[error("{} is not on this host", .0.display())]
     PrefixMissing(PathBuf),
     #[error("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", .0.display())]
@@ -87,7 +93,8 @@ impl PlanError {
             PlanError::RootUid => "root_uid",
             PlanError::EgressOnHost { .. } => "egress_unavailable",
             PlanError::ScratchOnHost { .. } => "scratch_not_idmappable",
-            PlanError::InterpreterMissing { .. } | PlanError::PrefixMissing(_) => "interpreter_missing",
+            PlanError::InterpreterMissing { .. } | PlanError::CompilerMissing { .. } | PlanError::PrefixMissing(_) => "interpreter_missing",
+            PlanError::Compiles { .. } => "runtime_compiles",
             PlanError::PathMissing(_) => "path_missing",
             PlanError::ModulesNotWatchable { .. } => "modules_not_watchable",
         }
@@ -101,6 +108,7 @@ impl PlanError {
             | PlanError::TmpfsAboveMemory { .. }
             | PlanError::ScratchCovered { .. }
             | PlanError::UnknownLanguage { .. }
+            | PlanError::Compiles { .. }
             | PlanError::VariableNotAccepted { .. } => true,
             PlanError::LayerMissing { .. }
             | PlanError::RootUid
@@ -108,6 +116,7 @@ impl PlanError {
             | PlanError::EgressOnHost { .. }
             | PlanError::ScratchOnHost { .. }
             | PlanError::InterpreterMissing { .. }
+            | PlanError::CompilerMissing { .. }
             | PlanError::PrefixMissing(_)
             | PlanError::PathMissing(_)
             | PlanError::ModulesNotWatchable { .. } => false,
