@@ -8,6 +8,7 @@ mod bad_input;
 mod callers;
 mod causes;
 mod cleanup;
+mod compiled;
 pub mod container;
 mod contract;
 mod cross_run;

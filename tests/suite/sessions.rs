@@ -63,7 +63,7 @@ fn each_request_is_its_own_run() {
     assert_eq!(layers(&second), layers(&alone.result));
     assert_ne!(first["audit"]["run"], second["audit"]["run"]);
     let mounts = second["receipt"]["layers"].as_array().unwrap().iter().find(|layer| layer["layer"] == "mounts").unwrap();
-    assert!(mounts["detail"].as_str().unwrap().ends_with("which the session keeps"), "{mounts}");
+    assert!(mounts["detail"].as_str().unwrap().ends_with("which outlive the run"), "{mounts}");
     for (line, reason) in [
         (json!({"op": "run", "code": "1", "scratch": "/srv"}), "scratch_of_session"),
         (json!({"op": "run", "code": "1", "limits": {"scratch_size": "1MiB"}}), "limit_of_session"),

@@ -220,6 +220,9 @@ pub struct Event {
     pub run: String,
     /// The caller and the launcher.
     pub who: Actor,
+    /// The run whose code this one compiled; none: it ran code itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compiles: Option<String>,
     /// `doctor`, `prove` or `runtimes`, which ran this to examine the host; else none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub via: Option<&'static str>,

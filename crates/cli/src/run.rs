@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
     CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, caller::AwaitedStdin, is_interactive, open_file,
-    runs::EntryPoint, with_callers_rights,
+    plan::find_runtime, runs::EntryPoint, with_callers_rights,
 };
 use stockade_policy::model::Runtime;
 use stockade_protocol::{LimitKey, Report, Request, Verdict};
@@ -149,7 +149,10 @@ impl Program {
         let (file, real) = open_script(path, scratch).with_context(|| format!("open the script {first}"))?;
         let is_inside = with_callers_rights(|| scratch.and_then(|scratch| scratch.canonicalize().ok()))?
             .is_some_and(|scratch| real.starts_with(scratch));
-        if let Some(inside) = real.to_str().filter(|_| is_inside) {
+        // A compiler gets the text of a file, since no interpreter opens the file itself.
+        let loaded = stockade_engine::load_policy(options).ok();
+        let is_compiled = loaded.is_some_and(|loaded| find_runtime(&loaded.policy, &language).is_ok_and(|(_, runtime)| runtime.compiles()));
+        if let Some(inside) = real.to_str().filter(|_| is_inside && !is_compiled) {
             let words = std::iter::once(inside.to_owned()).chain(arguments.iter().cloned()).collect();
             return Ok(Program::Script(language, words));
         }
@@ -298,8 +301,14 @@ pub(crate) fn refused_command(refusal: &Refusal) -> u8 {
     }
 }
 
-/// One line for a person, where something other than the command ended it.
+/// What the compiler said, where there is no program, and one line for a person, where something other
+/// than the command ended it.
 pub(crate) fn explain(report: &Report) {
+    if let (false, Some(compile)) = (report.started, &report.compile) {
+        let said = [&compile.output.0, &compile.error.0].into_iter().map(|said| said.trim_end());
+        said.filter(|said| !said.is_empty()).for_each(warn);
+        warn(&format!("stockade: the code does not compile: {}", verdict_and_code(report).unwrap_or_default()));
+    }
     let why = match report.verdict {
         Verdict::WallTimeout => "the wall clock ran out",
         Verdict::CpuTimeout => "its CPU time ran out",

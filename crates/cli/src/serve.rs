@@ -174,6 +174,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         max_buffers: config.limits.buffers,
         stream_size: config.limits.stream_size,
         policies: std::collections::BTreeMap::new(),
+        compiled: std::collections::BTreeMap::new(),
         lacks: Vec::new(),
         explained: std::collections::BTreeMap::new(),
         inventories: std::collections::BTreeMap::new(),
@@ -189,6 +190,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
             let limit = |limit: LimitKey, whole: u64| loaded.policy.limits.get(limit).unwrap_or(whole);
             let size = RunSize { cpus: limit(LimitKey::Cpus, whole.cpus), memory: limit(LimitKey::Memory, whole.memory) };
             if settings.policies.insert(policy.clone(), size).is_none() {
+                settings.compiled.insert(policy.clone(), compiled_by(&loaded.policy));
                 let explanation = serde_json::to_value(stockade_policy_tools::explain(&loaded.policy, None));
                 settings.explained.insert(policy.clone(), explanation.context("explain a policy")?);
                 templates.extend(templates_of(policy, &loaded.policy));
@@ -199,6 +201,16 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
     refuse_too_many_ready(&settings, &templates)?;
     let unix = listen::unix_path(&config, account.is_some());
     Ok(Configured { config, settings, templates, keys: keys.keys, unix, tcp: None })
+}
+
+/// Every name of the languages that a policy compiles first.
+fn compiled_by(policy: &Policy) -> Vec<String> {
+    let compiled = policy.runtimes.iter().filter(|(_, runtime)| runtime.compiles());
+    let names = compiled.flat_map(|(name, runtime)| {
+        let unnamed = (*name == policy.language).then(String::new);
+        std::iter::once(name).chain(&runtime.aliases).map(|name| name.to_ascii_lowercase()).chain(unnamed)
+    });
+    names.collect()
 }
 
 /// The templates of a policy that keys name so.

@@ -498,7 +498,7 @@ impl<'a> Examiner<'a> {
                 report = self.start(name);
                 &report
             };
-            if run.started && run.success {
+            if run.started && run.success || compiler_starts(run) {
                 return fine(&feature, format!("{} starts", program.display()));
             }
             if is_enforced(run) {
@@ -638,6 +638,11 @@ pub(crate) fn interpreter_of(name: &str, runtime: &stockade_policy::model::Runti
         return path.clone();
     }
     runtime.interpreter()
+}
+
+/// Whether a compiler has refused the program: in many languages an empty one is none.
+pub(crate) fn compiler_starts(report: &Report) -> bool {
+    !report.started && report.compile.as_ref().is_some_and(|compile| compile.verdict == Verdict::Exited)
 }
 
 /// Why an interpreter that starts is of no use.

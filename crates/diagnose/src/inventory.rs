@@ -168,11 +168,12 @@ fn ask(name: &str, runtime: &Runtime, loaded: &LoadedPolicy, options: &Options) 
     let question = question_for(&program);
     let request = serde_json::json!({ "code": question.unwrap_or_default(), "language": name });
     let report = exec(request.to_string().as_bytes(), options);
-    if !report.started {
+    let is_refused = doctor::compiler_starts(&report);
+    if !report.started && !is_refused {
         language.reason = Some(why_not(&report, &program, runtime)?);
         return Ok(language);
     }
-    if !report.success {
+    if !report.success && !is_refused {
         language.reason = Some(doctor::how_it_ended(&program, &report));
         return Ok(language);
     }

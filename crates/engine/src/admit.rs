@@ -28,16 +28,16 @@ use stockade_protocol::{LimitKey, LimitValue, Request, Verdict};
 
 use crate::{
     LoadedPolicy, Options, Refusal, RefusalCause, caller,
+    compile::StepRun,
     pool::{NotPrestarted, PathIds, Pool, Taken},
     runs::{self, EntryPoint},
     session::SessionState,
     template::TemplateRun,
 };
 use host_view::{HostQuery, HostView};
-pub(crate) use request::Parts;
-pub(crate) use request::check_relative;
 use request::well_formed;
 pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request, unique_stem};
+pub(crate) use request::{Parts, check_relative, parse_limits};
 pub use rights::check_grants;
 pub(crate) use rights::{open_scratch, scratch_of};
 pub use sandbox::RunSandbox;
@@ -242,7 +242,7 @@ pub(crate) enum StdinBytes<'a> {
 }
 
 impl<'a> Admission<'a> {
-    /// Admits a run, or refuses it. `pool`: what is prepared for it.
+    /// Admits a run, or refuses it. `step`: which of two it is. `pool`: what is prepared for it.
     ///
     /// # Errors
     /// The request is malformed, asks for too much, is not granted, or the host lacks a
@@ -252,11 +252,14 @@ impl<'a> Admission<'a> {
         loaded: &LoadedPolicy,
         options: &Options,
         purpose: Purpose,
+        step: Option<StepRun<'a>>,
         mut pool: Pool,
     ) -> Result<Self, Refusal> {
         let LoadedPolicy { policy, filters } = loaded;
         let identity = caller::identify(options.peer.as_ref())?;
-        let (mut run_request, parts) = well_formed(origin, policy, options, pool.stem())?;
+        let stem = step.map(|step| step.stem).or(pool.stem());
+        let (mut run_request, mut parts) = well_formed(origin, policy, options, stem)?;
+        step.into_iter().for_each(|step| step.narrow(&mut run_request, &mut parts));
         let scratch = scratch_of(origin, options)?;
         // Before the launcher reads anything of the host for a caller who has no right to it.
         check_grants(&identity, &policy.name, None, options)?;
@@ -265,7 +268,7 @@ impl<'a> Admission<'a> {
         // follows.
         let must_be_noted = policy.audit.mode == AuditMode::Required;
         let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some() || must_be_noted, !pool.is_empty())?;
-        let state = origin.session_state();
+        let state = origin.session_state().or(step.and_then(|step| step.own));
         let mut host = builder.read_host(options.uid_of.as_deref())?;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
         let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
@@ -273,6 +276,10 @@ impl<'a> Admission<'a> {
         run_request.interpreters = interpreters;
         let mut plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
+        if plan.program_file.is_none() {
+            // Its compiler has read it.
+            parts.program = &[];
+        }
         if let Origin::Template(run) = origin {
             run.adjust(&mut plan);
         }

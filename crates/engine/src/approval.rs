@@ -68,6 +68,9 @@ struct BoundFields<'a> {
     files: &'a BTreeMap<String, TextOrBase64>,
     collect: &'a [String],
     limits: &'a BTreeMap<String, LimitValue>,
+    /// Left out where there are none, likewise.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    compile_limits: &'a BTreeMap<String, LimitValue>,
 }
 
 fn json(value: &impl Serialize) -> Result<String, ApprovalError> {
@@ -91,6 +94,7 @@ fn bound(request: &Request) -> Result<String, ApprovalError> {
         files,
         collect,
         limits,
+        compile_limits,
         // What the code does is the same in a copy.
         template: _,
         encoding: _,
@@ -108,6 +112,7 @@ fn bound(request: &Request) -> Result<String, ApprovalError> {
         files,
         collect,
         limits,
+        compile_limits,
     })
 }
 
@@ -215,7 +220,7 @@ pub(crate) fn request_approval(
     }
     check_self_contained(origin, policy, options)?;
     // What would be refused in any case is refused before an approver is asked.
-    let admission = Admission::admit(origin, loaded, options, Purpose::Plan, crate::pool::Pool::default())?;
+    let admission = Admission::admit(origin, loaded, options, Purpose::Plan, None, crate::pool::Pool::default())?;
     let scratch = admission.scratch();
     let time = policy.screen.approval_time;
     let bound = bound(request)?;

@@ -41,7 +41,7 @@ use stockade_protocol::{AuditRef, Encoding, Report, Request, Verdict};
 use stockade_sys::process::{Turns, take_turns_like_others};
 
 use crate::{
-    Options, Refusal, approval,
+    LoadedPolicy, Options, Refusal, approval,
     caller::{self, Identity},
     policies,
     runs::{self, EntryPoint, RunNote},
@@ -150,6 +150,8 @@ pub(crate) struct AuditRecorder<'a> {
     _uninterrupted: Option<Uninterrupted>,
     /// Who has approved the run.
     approver: Cell<Option<u32>>,
+    /// The run whose code this one compiles.
+    compiles: Option<String>,
 }
 
 impl<'a> AuditRecorder<'a> {
@@ -185,8 +187,14 @@ impl<'a> AuditRecorder<'a> {
             key: options.key.clone(),
             allowed: listed(options.allow.iter().map(ToString::to_string)),
             approver: Cell::new(None),
+            compiles: None,
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
         }
+    }
+
+    /// The recorder of the run that compiles this one's code, which is a run of its own.
+    pub(crate) fn for_compiler(&self, loaded: &'a LoadedPolicy, options: &Options) -> Self {
+        AuditRecorder { compiles: Some(self.run()), ..AuditRecorder::new(self.subject, Some(&loaded.policy), options) }
     }
 
     /// Prepares what a record will hold: hashing the code takes its time.
@@ -266,6 +274,7 @@ impl<'a> AuditRecorder<'a> {
             who: self.who(),
             via: self.via.map(EntryPoint::name),
             program: PROGRAM,
+            compiles: self.compiles.clone(),
             policy: self.policy.map(policy_ref),
             policy_requested: self.policy.is_none().then(|| self.requested.clone()),
             allowed_by_caller: self.allowed.0.clone(),

@@ -11,6 +11,7 @@ pub mod approval;
 pub mod audit;
 pub mod caller;
 pub mod companion;
+mod compile;
 pub mod facts;
 pub mod interpreter;
 pub mod notice;
@@ -44,6 +45,8 @@ pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
 use caller::{CallerError, Identity};
+use compile::{Compiled, StepRun};
+use facts::FileId;
 pub use policies::{LoadedPolicy, ancestry, list_policies, load_policy, lookup_context};
 use pool::{NotPrestarted, Pool};
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
@@ -119,9 +122,14 @@ fn answer(
     origin: Origin<'_>,
     loaded: Result<&LoadedPolicy, &Refusal>,
     options: &Options,
-    client: Option<&mut dyn Client>,
-    ahead: Ahead<'_>,
+    mut client: Option<&mut dyn Client>,
+    mut ahead: Ahead<'_>,
 ) -> Report {
+    let is_compiled = loaded.is_ok_and(|loaded| compile::compiled(request, loaded).is_some());
+    if is_compiled {
+        // What waits for a program is not for a compiler, nor to be there while one runs.
+        ahead = Ahead { pool: Pool::never(NotPrestarted::Compiled), beside: None, ..ahead };
+    }
     let recorder = AuditRecorder::new(AuditSubject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
     // Declared after the recorder, so dropped before it: dropping the recorder unblocks signals.
     // What takes long to end does so while the result is worded and recorded.
@@ -148,16 +156,26 @@ fn answer(
                 Some(TokenCheck::Good(pass)) => Some(pass),
                 None => None,
             };
-        let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: pass.as_ref() };
-        let ran = attempt(spec, Streams::Capture, client, ahead);
+        let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: pass.as_ref(), step: None };
+        let compiled = is_compiled.then(|| compile::compile(spec, request, &recorder, client.as_mut().map(|client| &mut **client as _)));
+        let mut made = match compiled.transpose()? {
+            Some(Compiled::Failed(report)) => return Ok(screening.finish().onto(*report)),
+            Some(Compiled::Made(made)) => Some(made),
+            None => None,
+        };
+        let locked = made.as_mut().and_then(|made| made.locked.take());
+        let of_step = made.as_ref().map(|made| RunSpec { options: &made.options, step: Some(made.step()), ..spec });
+        let ran = attempt(of_step.unwrap_or(spec), Streams::Capture, client, Ahead { locked, ..ahead });
         let report = ran.map_or_else(
             |refusal| origin.worded(refusal).report(),
-            |RunResult { outcome, plan, teardown: some }| {
+            |RunResult { outcome, plan, teardown: some, locked: _ }| {
                 teardown = Some(some);
                 allowed_by(options, report::from_outcome(outcome, &plan, policy, request.encoding))
             },
         );
-        Ok(screening.finish().onto(report))
+        made.iter().for_each(|made| made.clear(&spec));
+        let compile = made.map(|made| Box::new(made.report));
+        Ok(screening.finish().onto(Report { compile, ..report }))
     };
     let report = run().unwrap_or_else(|refusal| origin.worded(refusal).report());
     let report = recorder.end_with_record(report, teardown.as_mut().and_then(Teardown::record));
@@ -214,6 +232,8 @@ struct RunSpec<'a> {
     recorder: Option<&'a AuditRecorder<'a>>,
     /// Its approval, where it needs one.
     pass: Option<&'a ApprovalPass>,
+    /// Which run of a compiled language it is.
+    step: Option<StepRun<'a>>,
 }
 
 /// What came of it.
@@ -221,6 +241,14 @@ struct RunResult {
     outcome: Outcome,
     plan: Plan,
     teardown: Teardown,
+    /// Its host scratch, for the run that follows it.
+    locked: Option<HeldScratch>,
+}
+
+/// A host scratch that is locked, and which directory that is.
+struct HeldScratch {
+    scratch: FileId,
+    _lock: ScratchLock,
 }
 
 /// What a session or a worker has ready for a run, and makes ready while that runs.
@@ -233,19 +261,21 @@ struct Ahead<'a> {
     standing: Option<&'a screen::SessionScreener>,
     /// Prepares the next request's sandbox.
     beside: Option<Box<dyn FnOnce() + 'a>>,
+    /// The host scratch, which the run before has locked.
+    locked: Option<HeldScratch>,
 }
 
 /// Admits and launches. Where a prepared sandbox turns out not to be fit, the run gets another
 /// one.
 fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead<'_>) -> Result<RunResult, Refusal> {
-    let Ahead { prepares, pool, mut beside, standing: _ } = ahead;
-    let RunSpec { origin, loaded, options, recorder, pass } = spec;
+    let Ahead { prepares, pool, mut beside, standing: _, mut locked } = ahead;
+    let RunSpec { origin, loaded, options, recorder, pass, step } = spec;
     // The receipt of a command without `--report` is not printed.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let noted = Cell::new(false);
     let mut run = |pool, failed: Option<NotPrestarted>| -> Result<_, Refusal> {
         let hash = Cell::new(None);
-        let admission = Admission::admit(origin, loaded, options, Purpose::Run, pool)?;
+        let admission = Admission::admit(origin, loaded, options, Purpose::Run, step, pool)?;
         let not_prestarted = failed.unwrap_or_else(|| admission.not_prestarted.clone());
         let not_copied = admission.not_copied.clone();
         let (plan, mut inputs, mut sandbox) = admission.into_parts(streams)?;
@@ -257,7 +287,13 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
             pass.claim(inputs.scratch.as_ref(), origin)?;
         }
         // After the claim: of many who bring one token, the first is not refused for the others.
-        let locked = lock_scratch(&plan, inputs.scratch.as_ref(), pass, options)?;
+        let scratch = inputs.scratch.as_ref().map(facts::scratch_id).transpose()?;
+        if locked.as_ref().map(|held| held.scratch) != scratch {
+            // At most one: of two the second would be refused for the first.
+            locked = None;
+            let lock = lock_scratch(&plan, inputs.scratch.as_ref(), pass, options)?;
+            locked = lock.zip(scratch).map(|(lock, scratch)| HeldScratch { scratch, _lock: lock });
+        }
         if let Some(pass) = pass {
             recorder.into_iter().for_each(|recorder| recorder.approved(pass.approver));
         }
@@ -298,8 +334,6 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
                 receipt.start_cause = Some(NotPrestarted::OneRequest.to_string());
             }
         }
-        // No process of the code is alive any more.
-        drop(locked);
         Ok((launched, plan, was_prepared))
     };
     let (launched, plan, _) = match run(pool, None)? {
@@ -311,7 +345,8 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         ran => ran,
     };
     let (outcome, teardown) = launched?;
-    Ok(RunResult { outcome, plan, teardown })
+    // No process of the code is alive any more.
+    Ok(RunResult { outcome, plan, teardown, locked })
 }
 
 /// Locks a host scratch that the run may write to, for approved code against all other runs: these
@@ -390,11 +425,24 @@ fn relay(
     if let Some(refused) = screening.refusal(origin, policy, options) {
         return Ok((refused, None));
     }
-    let spec = RunSpec { origin, loaded, options, recorder: Some(recorder), pass: None };
-    let RunResult { outcome, plan, teardown } = attempt(spec, Streams::Relay(how), None, Ahead::default())?;
+    let spec = RunSpec { origin, loaded, options, recorder: Some(recorder), pass: None, step: None };
+    let mut made = match origin {
+        Origin::Script { request, .. } if compile::compiled(request, loaded).is_some() => {
+            match compile::compile(spec, request, recorder, None)? {
+                Compiled::Failed(report) => return Ok((screening.finish().onto(*report), None)),
+                Compiled::Made(made) => Some(made),
+            }
+        }
+        _ => None,
+    };
+    let locked = made.as_mut().and_then(|made| made.locked.take());
+    let of_step = made.as_ref().map(|made| RunSpec { options: &made.options, step: Some(made.step()), ..spec });
+    let ahead = Ahead { locked, ..Ahead::default() };
+    let RunResult { outcome, plan, teardown, locked: _ } = attempt(of_step.unwrap_or(spec), Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
     let report = allowed_by(options, report::from_outcome(outcome, &plan, policy, stockade_protocol::Encoding::Text));
-    Ok((screening.finish().onto(report::without_streams(report, message)), Some(teardown)))
+    let report = Report { compile: made.map(|made| Box::new(made.report)), ..report::without_streams(report, message) };
+    Ok((screening.finish().onto(report), Some(teardown)))
 }
 
 /// A result that says which peers the caller itself has allowed.
@@ -430,8 +478,8 @@ pub struct ImageResult {
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) -> Result<ImageResult, Refusal> {
-    let spec = RunSpec { origin: Origin::Image(image), loaded, options, recorder: None, pass: None };
-    let RunResult { outcome, plan, teardown: _ } = attempt(spec, Streams::Capture, None, Ahead::default())?;
+    let spec = RunSpec { origin: Origin::Image(image), loaded, options, recorder: None, pass: None, step: None };
+    let RunResult { outcome, plan, .. } = attempt(spec, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(ImageResult { output, report, plan })
@@ -446,8 +494,8 @@ pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) 
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
     let recorder = AuditRecorder::new(AuditSubject::Command(&command), Some(&loaded.policy), options);
     let origin = Origin::Command { command: &command, settings: RunSettings::NONE, terminal: false };
-    let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: None };
-    let came = attempt(spec, Streams::Capture, None, Ahead::default()).map(|RunResult { outcome, plan, teardown }| {
+    let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: None, step: None };
+    let came = attempt(spec, Streams::Capture, None, Ahead::default()).map(|RunResult { outcome, plan, teardown, locked: _ }| {
         (report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text), Some(teardown))
     });
     end_command(recorder, came)
@@ -469,5 +517,5 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 pub fn plan(origin: Origin<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
     approval::check_approvable(origin, &loaded.policy)?;
-    Admission::admit(origin, &loaded, options, Purpose::Plan, Pool::default()).map(|admission| admission.plan)
+    Admission::admit(origin, &loaded, options, Purpose::Plan, None, Pool::default()).map(|admission| admission.plan)
 }

@@ -126,6 +126,8 @@ const HAND_OVER_CALLS: [&str; 3] = ["kill", "unlinkat", "waitid"];
 pub(crate) enum NotPrestarted {
     #[error("no sandbox was prepared")]
     Nothing,
+    #[error("the code is compiled first, in another sandbox")]
+    Compiled,
     #[error("the request asks for no copy of the template")]
     NoCopyAsked,
     #[error("the sandbox was prepared for requests that get no copy of a template")]
@@ -420,7 +422,7 @@ impl PreparedSandbox {
             None => Origin::Request(request),
         };
         let named = Pool { stem, ..Pool::default() };
-        let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, named)?;
+        let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, None, named)?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MAX_ENTRIES);
         let covered = admission.scratch().map_or(Vec::new(), |scratch| scratch.file_ids().to_vec());
         let causes = [

@@ -57,6 +57,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         id: None,
         output: Some(output),
         error: outcome.message.map_or(error, StreamText),
+        compile: None,
         code: outcome.code,
         success: outcome.verdict == Verdict::Exited && outcome.code == 0,
         verdict: outcome.verdict,

@@ -16,7 +16,7 @@ use stockade_protocol::{
 };
 
 use crate::{
-    Ahead, LoadedPolicy, Options, Origin, admit, answer, caller, facts, load_policy,
+    Ahead, LoadedPolicy, Options, Origin, admit, answer, caller, compile, facts, load_policy,
     pool::{NotPrestarted, Pool},
     refuse_known,
     screen::SessionScreener,
@@ -117,7 +117,7 @@ impl Runner {
             (Some((of, _, why)), _) if of == policy && self.pool.is_empty() => Pool::never(why.clone()),
             _ => std::mem::take(&mut self.pool),
         };
-        let ahead = Ahead { prepares: true, pool: pool.with(template), beside: None, standing: Some(&self.standing) };
+        let ahead = Ahead { prepares: true, pool: pool.with(template), standing: Some(&self.standing), ..Ahead::default() };
         let report = answer(request, Origin::Request(request), loaded, &options, Some(client), ahead);
         if report.started {
             self.last = Some(asks);
@@ -137,6 +137,10 @@ impl Runner {
         let Some(expected) = self.expected().cloned() else { return };
         let options = self.options(&expected.key, &expected.policy);
         let Some(loaded) = self.policy(&options) else { return };
+        if compile::compiled(&expected.request(), &loaded).is_some() {
+            // It would take none.
+            return;
+        }
         let (of, template) = self.template_for(&expected, Some(&loaded), &options);
         let is_better = matches!(&template, Some(Ok(template)) if self.pool.gives_way_to(template));
         if !(self.pool.is_empty() || is_better) {

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use stockade_audit::FileAct;
 use stockade_launcher::{
     Client, OpenedScratch,
@@ -34,7 +34,7 @@ use crate::{
     answer,
     audit::{AuditRecorder, AuditSubject},
     caller::{self, Identity},
-    facts, load_policy, lock_opened,
+    compile, facts, load_policy, lock_opened,
     pool::{NotPrestarted, Pool},
     report::Echo,
     screen::SessionScreener,
@@ -74,6 +74,19 @@ impl SessionState {
     /// Whether neither a request nor a `write` has left anything in it that code could read.
     pub(crate) fn is_left_empty(&self) -> Result<bool, Refusal> {
         Ok(self.store()?.is_left_empty()?)
+    }
+
+    /// What the two runs of one request keep.
+    pub(crate) fn of_request(store: SessionVolumes) -> Self {
+        SessionState { store: Ok(store), store_id: String::new() }
+    }
+
+    /// Calls `act` with a directory beside scratch, and its owner's ids, if there is one.
+    pub(crate) fn in_directory(&self, path: &Path, act: impl FnOnce(&OwnedFd, (u32, u32))) {
+        let Ok(store) = &self.store else { return };
+        if let Some((_, directory)) = store.directories().find(|(kept, _)| kept == path) {
+            act(directory, store.owner());
+        }
     }
 
     fn store(&self) -> Result<&SessionVolumes, SessionError> {
@@ -152,7 +165,7 @@ impl Session {
         options.uid_of = facts::uid_for_all(&identity)?;
         let mut state = SessionState { store: Err(NoVolumes::NotBegun), store_id: new_store_id()? };
         let origin = Origin::Session { request: None, state: &state };
-        let plan = Admission::admit(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
+        let plan = Admission::admit(origin, &loaded, &options, Purpose::Plan, None, Pool::default())?.plan;
         state.store = Ok(SessionVolumes::make(&plan)?);
         Ok(Session {
             pool: Pool::default(),
@@ -219,7 +232,7 @@ impl Session {
         let has_own_scratch = self.options.scratch.is_none();
         let beside = (leaves_no_pause && has_own_scratch).then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
         let origin = Origin::Session { request: Some(request), state: &self.state };
-        let ahead = Ahead { prepares: true, pool, beside, standing: Some(&self.standing) };
+        let ahead = Ahead { prepares: true, pool, beside, standing: Some(&self.standing), locked: None };
         let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), ahead);
         if let Some(prepared) = next.into_inner() {
             self.keep_prepared(prepared);
@@ -342,8 +355,15 @@ impl Session {
     /// Whether a sandbox can be prepared now. None is while code has closed a directory: only a run
     /// opens that again.
     fn can_prepare(&self) -> bool {
-        let is_wanted = self.pool.is_empty() || self.pool.is_of_beside();
+        let is_wanted = (self.pool.is_empty() || self.pool.is_of_beside()) && !self.compiles();
         self.preparing == Preparing::Now && is_wanted && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
+    }
+
+    /// Whether the next request, in the language of the last, would be compiled, and take no sandbox that
+    /// was prepared.
+    fn compiles(&self) -> bool {
+        let request = Request { language: self.language.clone(), ..Request::default() };
+        compile::compiled(&request, &self.loaded).is_some()
     }
 
     /// Whether home holds nothing. One that cannot be read is taken for one that does.

@@ -97,7 +97,8 @@ pub(crate) fn refuse_led_astray(
     let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
     let chosen = interpreters.iter().map(|(name, interpreter)| (name, interpreter.program.clone()));
     let of_policy = policy.runtimes.iter().filter(|(name, _)| !interpreters.contains_key(*name));
-    for (runtime, program) in chosen.chain(of_policy.map(|(name, runtime)| (name, runtime.interpreter()))) {
+    let compilers = policy.runtimes.iter().filter_map(|(name, runtime)| Some((name, runtime.compiler()?.to_path_buf())));
+    for (runtime, program) in chosen.chain(of_policy.map(|(name, runtime)| (name, runtime.interpreter()))).chain(compilers) {
         if let Some(link) = replaceable_link(&program, paths, interpreters, policy) {
             return Err(TrustError::Link { scratch: scratch.to_path_buf(), runtime: runtime.clone(), link });
         }

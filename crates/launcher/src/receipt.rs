@@ -188,7 +188,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             "{} mounts, read-only but for {}{}",
             outside.mounts,
             plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" "),
-            if plan.session { ", which the session keeps" } else { "" }
+            if plan.session { ", which outlive the run" } else { "" }
         ),
     );
     layer(

@@ -3,7 +3,7 @@
 //! Numbers are integers with their unit in the name; unlimited and unknown are
 //! null. Fields are only ever added. How a verdict is reached is not decided here.
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{egress::EgressReport, limit::Limits, modules::Modules, screen::Finding};
@@ -316,6 +316,70 @@ pub struct Approval {
     pub approvers: Vec<String>,
 }
 
+/// The reason of a result whose program was not started, because its compiler did not exit with 0.
+pub const COMPILE_FAILED: &str = "compile_failed";
+
+/// What came of the compiler's run, where the runtime has one; its fields are those of a result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CompileReport {
+    /// What it printed on stdout.
+    pub output: StreamText,
+    /// What it printed on stderr.
+    pub error: StreamText,
+    /// Its exit status.
+    pub code: i32,
+    /// The one cause of its end.
+    pub verdict: Verdict,
+    /// A stable identifier of the detail.
+    pub reason: Option<String>,
+    /// The signal that ended it.
+    pub signal: Option<String>,
+    /// From its start to its end.
+    pub duration_ms: u64,
+    /// Limits that it touched.
+    pub limits_hit: Vec<&'static str>,
+    /// Bytes that each stream carried in all.
+    pub bytes: PerStream<u64>,
+    /// Whether the middle of a stream was cut out.
+    pub truncated: PerStream<bool>,
+    /// Whether a stream held bytes that are not UTF-8.
+    pub lossy: PerStream<bool>,
+    /// Peaks.
+    pub usage: Usage,
+    /// The limits in force.
+    #[serde(serialize_with = "limits_with_units")]
+    pub limits: Limits,
+    /// What was refused.
+    pub denials: Vec<Denial>,
+    /// What was in force.
+    pub receipt: Option<Receipt>,
+    /// The run's own record in the audit log; null where the policy wants none.
+    pub audit: Option<AuditRef>,
+}
+
+impl From<Report> for CompileReport {
+    fn from(report: Report) -> Self {
+        CompileReport {
+            output: report.output.unwrap_or_default(),
+            error: report.error,
+            code: report.code,
+            verdict: report.verdict,
+            reason: report.reason,
+            signal: report.signal,
+            duration_ms: report.duration_ms,
+            limits_hit: report.limits_hit,
+            bytes: report.bytes,
+            truncated: report.truncated,
+            lossy: report.lossy,
+            usage: report.usage,
+            limits: report.limits,
+            denials: report.denials,
+            receipt: report.receipt,
+            audit: report.audit,
+        }
+    }
+}
+
 /// The result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -328,6 +392,9 @@ pub struct Report {
     pub output: Option<StreamText>,
     /// The program's stderr, or what went wrong before it could start.
     pub error: StreamText,
+    /// What came of compiling the code, where the runtime does; absent: nothing was compiled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compile: Option<Box<CompileReport>>,
     /// Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 126 screened, 2 and 125 for no run.
     pub code: i32,
     /// It exited by itself with 0.
@@ -398,6 +465,7 @@ impl Report {
             id: None,
             output: Some(StreamText::default()),
             error: StreamText(error),
+            compile: None,
             code: match verdict {
                 Verdict::BadRequest => 2,
                 Verdict::Screened | Verdict::ApprovalRequired => 126,

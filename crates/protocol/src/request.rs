@@ -45,6 +45,9 @@ pub struct Request {
     /// Limits, up to the policy's maximum.
     #[serde(default, deserialize_with = "map_of_distinct_keys")]
     pub limits: BTreeMap<String, LimitValue>,
+    /// Limits of the compiler, where the runtime has one; one that is not named is the policy's.
+    #[serde(default, deserialize_with = "map_of_distinct_keys", skip_serializing_if = "BTreeMap::is_empty")]
+    pub compile_limits: BTreeMap<String, LimitValue>,
     /// The runtime's template, whose copy the program's interpreter is to be, or [`NO_TEMPLATE`];
     /// absent: a copy where the policy has a template.
     pub template: Option<String>,

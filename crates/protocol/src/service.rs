@@ -339,6 +339,9 @@ pub struct Settings {
     pub stream_size: u64,
     /// What a run of each policy takes where its request does not say.
     pub policies: BTreeMap<String, RunSize>,
+    /// Names and aliases of the languages that each policy compiles first, in lower case; an empty one
+    /// where a request that names none is in such a language.
+    pub compiled: BTreeMap<String, Vec<String>>,
     /// What this host lacks for them.
     pub lacks: Vec<Lack>,
     /// What each policy allows, as `policy explain --json` has it.

@@ -102,7 +102,9 @@ impl HostView {
 fn shown_files(policy: &Policy, interpreters: &BTreeMap<String, Interpreter>, led: &ResolvedPrefixes) -> ShownFiles {
     let filesystem = &policy.filesystem;
     let of_policy = filesystem.read_only.iter().chain(&filesystem.read_only_optional).cloned();
-    let of_runtimes = policy.runtimes.values().flat_map(|runtime| runtime.venv.clone().into_iter().chain([runtime.interpreter()]));
+    let of_runtimes = policy.runtimes.values().flat_map(|runtime| {
+        runtime.venv.clone().into_iter().chain(runtime.compiler().map(Path::to_path_buf)).chain([runtime.interpreter()])
+    });
     let of_interpreters = interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program]));
     let all = of_interpreters.chain(led.values()).cloned().chain(of_runtimes).chain(of_policy);
     let id = |path: PathBuf| stat(&path).ok().map(|stat| ((stat.st_dev, stat.st_ino), path));

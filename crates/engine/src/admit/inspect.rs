@@ -21,7 +21,7 @@ use stockade_launcher::{
 use stockade_policy::{
     facts::{HostFacts, PathKind},
     is_never_shown,
-    model::Policy,
+    model::{OUTPUT, Policy},
     plan::Interpreter,
 };
 use stockade_protocol::Verdict::{self, BadRequest, SandboxError};
@@ -106,7 +106,8 @@ pub(super) fn inspect<'a>(
         }
     }
     // The run does not show these by name; the plan only needs to know whether they exist.
-    let commands = policy.runtimes.values().filter_map(|runtime| runtime.command.first()).map(Path::new);
+    let first = |words: &'a Vec<String>| words.first().filter(|word| *word != OUTPUT).map(Path::new);
+    let commands = policy.runtimes.values().flat_map(|runtime| [&runtime.command, &runtime.compile]).filter_map(first);
     for path in commands.chain(interpreters.values().map(|interpreter| interpreter.program.as_path())) {
         note(path, there(path, stat(path))?);
     }

@@ -72,10 +72,10 @@ pub(crate) enum RequestError {
     Filename(String, &'static str),
     #[error("template: {asked:?} is no template of the runtime `{runtime}`; {known}")]
     Template { asked: String, runtime: String, known: String },
-    #[error("limits: there is no limit `{0}`{1}; there are {2}")]
-    UnknownLimit(String, String, String),
-    #[error("limits.{name}: got {value}; {error}")]
-    Limit { name: String, value: String, error: LimitError },
+    #[error("{field}: there is no limit `{name}`{near}; there are {known}")]
+    UnknownLimit { field: &'static str, name: String, near: String, known: String },
+    #[error("{field}.{name}: got {value}; {error}")]
+    Limit { field: &'static str, name: String, value: String, error: LimitError },
     #[error("the kernel gives no random bytes: {0}; a filter over the launcher must let it call getrandom(2)")]
     Randomness(Errno),
 }
@@ -100,7 +100,7 @@ impl RefusalCause for RequestError {
             RequestError::Path { .. } => "path_malformed",
             RequestError::Filename(..) => "filename_malformed",
             RequestError::Template { .. } => "template_unknown",
-            RequestError::UnknownLimit(..) => "unknown_limit",
+            RequestError::UnknownLimit { .. } => "unknown_limit",
             RequestError::Limit { .. } => "limit_malformed",
             RequestError::Randomness(_) => return (Verdict::SandboxError, "no_randomness"),
         };
@@ -332,7 +332,8 @@ fn check_request<'a>(
         parts.files.push((path.clone(), decode(contents, &format!("files[{path:?}]"))?));
     }
     check_collect(&request.collect)?;
-    run_request.limits = parse_limits(&request.limits)?;
+    run_request.limits = parse_limits("limits", &request.limits)?;
+    parse_limits("compile_limits", &request.compile_limits)?;
     run_request.arguments = request.args.clone();
     run_request.environment = request.env.clone();
     // Sought early, so that a misspelt language is refused before anything is opened.
@@ -354,7 +355,7 @@ fn check_request<'a>(
 
 fn check_settings(settings: &RunSettings, run_request: &mut RunRequest, parts: &mut Parts<'_>) -> Result<(), Refusal> {
     check_collect(&settings.collect)?;
-    run_request.limits = parse_limits(&settings.limits)?;
+    run_request.limits = parse_limits("limits", &settings.limits)?;
     parts.collect = settings.collect.clone();
     Ok(())
 }
@@ -436,7 +437,8 @@ fn check_glob(field: &str, glob: &str) -> Result<(), RequestError> {
     fast_glob::validate(glob).map_err(|error| RequestError::Path { field, path, why: error.to_string() })
 }
 
-fn parse_limits(given: &BTreeMap<String, LimitValue>) -> Result<BTreeMap<LimitKey, Option<u64>>, Refusal> {
+/// The values of limits, which stand in `field`.
+pub(crate) fn parse_limits(field: &'static str, given: &BTreeMap<String, LimitValue>) -> Result<BTreeMap<LimitKey, Option<u64>>, Refusal> {
     let mut limits = BTreeMap::new();
     for (name, value) in given {
         let key = LimitKey::from_name(name).ok_or_else(|| {
@@ -444,9 +446,12 @@ fn parse_limits(given: &BTreeMap<String, LimitValue>) -> Result<BTreeMap<LimitKe
             let usual = LIMIT_GUESSES.iter().find(|(guesses, _)| guesses.contains(&name.as_str())).map(|(_, key)| key.name());
             let near = usual.or_else(|| stockade_policy::names::nearest(name, names.iter().copied()));
             let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-            RequestError::UnknownLimit(name.clone(), near, names.join(", "))
+            RequestError::UnknownLimit { field, name: name.clone(), near, known: names.join(", ") }
         })?;
-        limits.insert(key, key.parse(value).map_err(|error| RequestError::Limit { name: name.clone(), value: written(value), error })?);
+        limits.insert(
+            key,
+            key.parse(value).map_err(|error| RequestError::Limit { field, name: name.clone(), value: written(value), error })?,
+        );
     }
     Ok(limits)
 }

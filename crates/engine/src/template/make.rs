@@ -211,7 +211,7 @@ fn source() -> FileBytes<'static> {
 pub(super) fn plan_of_copies(runtime: &str, stem: &str, loaded: &LoadedPolicy, options: &Options) -> Result<Plan, NoTemplate> {
     let request = request_of(runtime);
     let run = TemplateRun { request: &request, stem, stage: Stage::Fresh };
-    let admitted = Admission::admit(Origin::Template(&run), loaded, options, Purpose::Plan, Pool::default());
+    let admitted = Admission::admit(Origin::Template(&run), loaded, options, Purpose::Plan, None, Pool::default());
     let plan = admitted.map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?.plan;
     match NotPrestarted::of(&plan, &loaded.policy, None) {
         Some(cause) => Err(NoTemplate::Unfit(cause.to_string())),
@@ -276,10 +276,10 @@ impl Trial {
         let request = request_of(runtime);
         let run = |what, stage| {
             let run = TemplateRun { request: &request, stem, stage };
-            let spec = RunSpec { origin: Origin::Template(&run), loaded, options, recorder: None, pass: None };
+            let spec = RunSpec { origin: Origin::Template(&run), loaded, options, recorder: None, pass: None, step: None };
             let ran =
                 attempt(spec, Streams::Capture, None, Ahead::default()).map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?;
-            let RunResult { outcome, plan: _, teardown: _ } = ran;
+            let RunResult { outcome, .. } = ran;
             ended_well(what, outcome)
         };
         let begun = SystemTime::now();
