@@ -2,7 +2,7 @@
 //! verdict becomes. SandboxFusion's own clients are tried by `tests/frameworks`.
 
 use std::{
-    io::{Read, Write},
+    io::{BufReader, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
     time::{Duration, Instant},
@@ -11,12 +11,15 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
+    compiled::C,
     serve::{Answer, Service, head, read_answer},
     serve_quotas::key,
+    serve_streams::{Stream, rest},
 };
 use crate::support::{
     exec::token,
     leftovers::host_process_with,
+    policy_dir::{PolicyDirectory, derived},
     runner::{eventually, test},
     timeouts::scaled,
 };
@@ -281,5 +284,106 @@ fn the_description_is_open_to_all() {
     let description = service.get("/openapi.json").unwrap();
     assert_eq!((description.status, &description.body["openapi"]), (200, &json!("3.1.0")));
     assert!(description.body["paths"]["/v1/run"]["post"]["responses"]["200"].is_object());
+    service.end();
+}
+
+/// A service with the facades and the policy of compiled languages, and a key that may use it.
+fn with_compiler() -> (Service, String, String) {
+    let place = PolicyDirectory::new();
+    let lines = "[runtimes.made]\ncompile = [\"/usr/bin/sh\", \"-c\", \"sleep 1; cp $0 $1\", \"{file}\", \"{output}\"]\ncommand = [\"/usr/bin/sh\", \"{output}\"]\naliases = [\"slow\"]\nextension = \"sh\"\n";
+    let policy = place.write("c", &derived(&format!("{C}{lines}")));
+    let (table, token) = key("compiles", "scopes = [\"facade\", \"run\"]");
+    let table = table.replace("\"default\"", &format!("{policy:?}"));
+    (Service::at(place, BOTH, &format!("{table}\n")), token, policy)
+}
+
+test!(Both, a_language_that_is_compiled_has_a_result_of_its_compiler, needs [Program("gcc")], seconds 60);
+fn a_language_that_is_compiled_has_a_result_of_its_compiler() {
+    let (service, token, _) = with_compiler();
+    let ask = |code: &str, language: &str, compile_timeout: f64, run_timeout: f64| {
+        let limits = json!({ "compile_timeout": compile_timeout, "run_timeout": run_timeout });
+        let mut body = json!({ "code": code, "language": language });
+        body.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        let answer = run_code(&service, &token, &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let of = |part: &str| json!([answer.body[part]["status"], answer.body[part]["return_code"]]);
+        (answer.body["status"].clone(), of("compile_result"), of("run_result"), answer.body.clone())
+    };
+    let (finished, late, none) = (|code: i32| json!(["Finished", code]), json!(["TimeLimitExceeded", null]), json!([null, null]));
+    let patient = scaled(Duration::from_secs(20)).as_secs_f64();
+    let hello = "#include <stdio.h>\nint main(void) { puts(\"hi\"); return 0; }";
+    let (status, compiled, ran, body) = ask(hello, "c", patient, patient);
+    assert_eq!((status, compiled, ran), (json!("Success"), finished(0), finished(0)), "{body}");
+    assert_eq!((&body["run_result"]["stdout"], &body["compile_result"]["stdout"]), (&json!("hi\n"), &json!("")));
+    assert!(body["compile_result"]["execution_time"].as_f64().unwrap() > 0.0, "{body}");
+    let (status, compiled, ran, body) = ask("int main(void) { return nowhere; }", "c", patient, patient);
+    assert_eq!((status, compiled, ran, &body["run_result"]), (json!("Failed"), finished(1), none.clone(), &Value::Null), "{body}");
+    assert!(body["compile_result"]["stderr"].as_str().unwrap().contains("nowhere"), "{body}");
+    let (status, compiled, ran, _) = ask("int main(void) { return 3; }", "c", patient, patient);
+    assert_eq!((status, compiled, ran), (json!("Failed"), finished(0), finished(3)));
+    let (status, compiled, ran, body) = ask("echo ran", "made", 0.3, patient);
+    assert_eq!((status, compiled, ran), (json!("Failed"), late.clone(), none.clone()), "{body}");
+    let (status, compiled, ran, _) = ask("sleep 60", "made", patient, 0.3);
+    assert_eq!((status, compiled, ran), (json!("Failed"), finished(0), late));
+    let (status, compiled, _, body) = ask(hello, "c", 1e9, patient);
+    assert_eq!((status, compiled), (json!("SandboxError"), none.clone()), "{body}");
+    assert!(body["message"].as_str().unwrap().contains("[limits.max]"), "{body}");
+    // Of a language that is not compiled the time bounds nothing.
+    let (status, compiled, ran, _) = ask("print(1)", "python", 1e-9, patient);
+    assert_eq!((status, compiled, ran), (json!("Success"), none, finished(0)));
+    service.end();
+}
+
+test!(Both, a_run_takes_the_room_of_its_compiler, seconds 60);
+fn a_run_takes_the_room_of_its_compiler() {
+    let (service, token, _) = with_compiler();
+    let taken = |language: &str, more: Value| {
+        let mut body = json!({ "code": "sleep 1", "language": language, "limits": {"memory": "64MiB"} });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (mut stream, body) = (service.connect(), body.to_string());
+        let fields = [&*format!("Authorization: Bearer {token}"), "Content-Type: application/json"];
+        stream.write_all(head("POST", "/v1/run", &fields, body.len()).as_bytes()).unwrap();
+        stream.write_all(body.as_bytes()).unwrap();
+        let mut seen = None;
+        assert!(eventually(scaled(Duration::from_secs(10)), || {
+            let runs = service.ask("GET", "/v1/runs", &token, &Value::Null).body["runs"].clone();
+            seen = runs[0]["memory_bytes"].as_u64();
+            seen.is_some()
+        }));
+        read_answer(stream).ran("");
+        seen.unwrap() >> 20
+    };
+    // What the policy has for one that its request does not say.
+    assert_eq!(taken("SLOW", json!({})), 512);
+    assert_eq!(taken("made", json!({ "compile_limits": {"memory": "256MiB"} })), 256);
+    // The control, which has no compiler.
+    assert_eq!(taken("sh", json!({ "compile_limits": {"memory": "256MiB"} })), 64);
+    service.end();
+}
+
+test!(Both, each_case_of_a_batch_is_compiled, needs [Program("gcc")], seconds 60);
+fn each_case_of_a_batch_is_compiled() {
+    let (service, token, _) = with_compiler();
+    let code = "#include <stdio.h>\nint main(int count, char **words) { return putchar(getchar()) == 'x' ? 0 : 5; }";
+    let line = json!({ "id": "p", "code": code, "language": "c", "cases": [{"stdin": "x"}, {"id": "b", "stdin": "y"}] });
+    let bad = json!({ "id": "q", "code": "int main(void) { return nowhere; }", "language": "c", "cases": [{}] });
+    let fields = [&*format!("Authorization: Bearer {token}"), "Content-Type: application/x-ndjson"];
+    let lines = format!("{line}\n{bad}\n");
+    let mut socket = service.connect();
+    socket.write_all(head("POST", "/v1/batch?order=input", &fields, lines.len()).as_bytes()).unwrap();
+    socket.write_all(lines.as_bytes()).unwrap();
+    let answers = rest(BufReader::new(Stream::of(socket)));
+    let told: Vec<_> =
+        answers.iter().map(|one| json!([one["id"], one["result"]["output"], one["result"]["code"], one["result"]["reason"]])).collect();
+    assert_eq!(
+        told,
+        [
+            json!(["p/0", "x", 0, null]),
+            json!(["p/b", "y", 5, null]),
+            json!(["q/0", "", 1, "compile_failed"]),
+            json!([null, null, null, null])
+        ],
+        "{answers:?}"
+    );
     service.end();
 }

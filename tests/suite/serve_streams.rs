@@ -85,7 +85,7 @@ pub(super) fn next(stream: &mut impl BufRead) -> Option<Value> {
     (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
 }
 
-fn rest(mut stream: impl BufRead) -> Vec<Value> {
+pub(super) fn rest(mut stream: impl BufRead) -> Vec<Value> {
     std::iter::from_fn(|| next(&mut stream)).collect()
 }
 

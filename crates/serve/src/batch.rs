@@ -324,8 +324,7 @@ impl Batch {
             }
             return self.hold(Ready { name, request, buffer }, &problem);
         }
-        let usual = self.settings.policies.get(&self.policy).copied().unwrap_or_default();
-        let prepared = read_request(&request, usual).and_then(|read| Ok((read, new_number()?)));
+        let prepared = read_request(&request, &self.settings, &self.policy).and_then(|read| Ok((read, new_number()?)));
         let ((size, about), number) = match prepared {
             Ok(prepared) => prepared,
             Err(problem) => return self.answer(name, Err(problem)),

@@ -235,7 +235,7 @@ pub async fn run_for(
             }
         };
     }
-    let (size, about) = read_request(&request, settings.policies.get(&policy).copied().unwrap_or_default())?;
+    let (size, about) = read_request(&request, &settings, &policy)?;
     let number = new_number()?;
     let keep = answer.keep().max(if name.is_some() { KEEP_NAMED } else { Duration::ZERO });
     let (output, may_return) = (matches!(answer, Answer::Stream(_)), name.is_some());
@@ -460,6 +460,8 @@ pub async fn read(body: Body, most: u64, buffer: &mut Buffer) -> Result<Vec<u8>,
 struct Asked {
     #[serde(deserialize_with = "first_fields")]
     limits: BTreeMap<String, LimitValue>,
+    #[serde(deserialize_with = "first_fields")]
+    compile_limits: BTreeMap<String, LimitValue>,
     language: Option<String>,
     id: Option<String>,
     #[serde(deserialize_with = "first_fields")]
@@ -491,18 +493,25 @@ fn first_fields<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Resu
     from.deserialize_map(First(BTreeMap::new()))
 }
 
-/// What a run takes, by its request or else by its policy, and what the request says of itself. The
-/// worker judges the request.
-pub fn read_request(body: &[u8], usual: RunSize) -> Result<(RunSize, About), Problem> {
+/// What a run takes, by its request or else by its policy, and what the request says of itself: the
+/// more of what its compiler and its program take, where it has both. The worker judges the request.
+pub fn read_request(body: &[u8], settings: &Settings, policy: &str) -> Result<(RunSize, About), Problem> {
     let bad = |error: serde_json::Error| {
         Problem::new(StatusCode::BAD_REQUEST, "bad_json", format!("the request is no JSON object with `code`: {error}"))
     };
-    let Asked { limits, language, id, labels } = serde_json::from_slice(body).map_err(bad)?;
-    let value = |key: LimitKey, usual: u64| {
+    let Asked { limits, compile_limits, language, id, labels } = serde_json::from_slice(body).map_err(bad)?;
+    let usual = settings.policies.get(policy).copied().unwrap_or_default();
+    let name = language.as_deref().unwrap_or_default();
+    let is_compiled = settings.compiled.get(policy).is_some_and(|names| names.iter().any(|known| known.eq_ignore_ascii_case(name)));
+    let value = |limits: &BTreeMap<String, LimitValue>, key: LimitKey, usual: u64| {
         let asked = limits.get(key.name()).and_then(|value| key.parse(value).ok());
         asked.map_or(usual, |value| value.unwrap_or(usual))
     };
-    let size = RunSize { cpus: value(LimitKey::Cpus, usual.cpus), memory: value(LimitKey::Memory, usual.memory) };
+    let most = |key: LimitKey, usual: u64| {
+        let compiler = if is_compiled { value(&compile_limits, key, usual) } else { 0 };
+        value(&limits, key, usual).max(compiler)
+    };
+    let size = RunSize { cpus: most(LimitKey::Cpus, usual.cpus), memory: most(LimitKey::Memory, usual.memory) };
     Ok((size, About::of(language.as_deref(), id.as_deref(), labels)))
 }
 

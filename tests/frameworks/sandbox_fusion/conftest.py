@@ -21,10 +21,10 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def with_pytest(environment: str) -> str:
-    """The default policy with a runtime that tests programs, from this environment."""
+    """The default policy with a runtime that tests programs, from this environment, and one that compiles."""
     return f"""
 schema = 1
-description = "The default policy with pytest"
+description = "The default policy with pytest and C++"
 extends = "default"
 [filesystem]
 # pytest and what it imports.
@@ -34,4 +34,10 @@ read_only = {{ add = ["{Path(environment)}"] }}
 command = ["{environment}/bin/python", "-m", "pytest", "-p", "no:cacheprovider", "{{file}}"]
 # What pytest reads as a module.
 extension = "py"
+[runtimes.cpp]
+# A compiler of the host, and what it makes.
+compile = ["/usr/bin/g++", "-O1", "-o", "{{output}}", "{{file}}"]
+command = ["{{output}}"]
+# By convention.
+extension = "cpp"
 """

@@ -57,8 +57,27 @@ def test_each_language_by_its_name(service: Service):
     assert passed.status == RunStatus.Success, passed
     failed = ask(service, "def test_it(): assert 6 * 7 == 41\n", "pytest")
     assert (failed.status, failed.run_result.return_code) == ("Failed", 1) and "1 failed" in failed.run_result.stdout
-    with pytest.raises(Exception, match=r"Sandbox responded with error: language `cpp`.*\[runtimes.NAME\]"):
-        ask(service, "int main() {}", "cpp")
+    with pytest.raises(Exception, match=r"Sandbox responded with error: language `cobol`.*\[runtimes.NAME\]"):
+        ask(service, "", "cobol")
+
+
+def test_a_language_that_is_compiled(service: Service):
+    good = ask(service, "#include <cstdio>\nint main() { return putchar(getchar()) != 'x'; }", "cpp", stdin="x")
+    made, ran = good.compile_result, good.run_result
+    assert (good.status, made.status, made.return_code, made.stderr) == ("Success", "Finished", 0, "")
+    assert (ran.status, ran.return_code, ran.stdout) == ("Finished", 0, "x") and made.execution_time > 0
+    bad = ask(service, "int main() { return nowhere; }", "cpp")
+    assert (bad.status, bad.compile_result.status, bad.run_result) == ("Failed", "Finished", None)
+    assert bad.compile_result.return_code == 1 and "nowhere" in bad.compile_result.stderr
+    # The preprocessor reads for as long as it may.
+    late = ask(service, '#include "/dev/urandom"\nint main() {}', "cpp", compile_timeout=0.3)
+    assert (late.status, late.compile_result.status, late.run_result) == ("Failed", "TimeLimitExceeded", None)
+    summaries = SummaryMapping(CompileFailed="CompileFailed", CompileTimeout="CompileTimeout")
+    assert [summary_run_code_result(one, summaries) for one in (good, bad, late)] == [
+        "Success",
+        "CompileFailed",
+        "CompileTimeout",
+    ]
 
 
 def test_arguments_select_tests(service: Service):

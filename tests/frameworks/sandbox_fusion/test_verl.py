@@ -73,6 +73,16 @@ def test_more_than_a_hundred_at_once_have_their_right_rewards(service: Service, 
     assert all_results == [expected] * 4
 
 
+def test_code_that_does_not_compile_has_its_own_reward(service: Service, reward: ModuleType):
+    def check(code: str) -> list:
+        cases = {"inputs": ["1", "2"], "outputs": ["2", "0"]}
+        return reward.check_correctness(f"{service.url_with_key}/run_code", cases, code, timeout=10, language="cpp")[0]
+
+    good = "#include <cstdio>\nint main() { int x; return scanf(\"%d\", &x) - 1 + printf(\"%d\\n\", x + 1) - 2; }"
+    assert check(good) == [True, False]
+    assert check("int main() { return nowhere; }") == [-4, -4]
+
+
 def test_a_completion_has_its_score(service: Service, reward: ModuleType):
     cases = {"inputs": ["1", "2", "3", "4"], "outputs": ["2", "3", "4", "0"]}
     url = f"{service.url_with_key}/run_code"

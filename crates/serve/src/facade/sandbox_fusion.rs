@@ -1,14 +1,14 @@
 //! SandboxFusion's `POST /run_code`, as reward functions of reinforcement learning call it.
 //!
 //! Its `status` says `SandboxError` only where the code is not to blame: clients take that for a
-//! failure of the service. A verdict on the code is never one. A runtime here has no step that
-//! compiles, so `compile_result` is null and `compile_timeout` bounds nothing.
+//! failure of the service. A verdict on the code is never one. `compile_result` is that of a runtime
+//! with `compile`; of another it is null, and `compile_timeout` bounds nothing.
 
 use std::collections::BTreeMap;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
-use stockade_protocol::{Base64, CollectedFile, LimitKey, LimitValue, Request, TextOrBase64};
+use stockade_protocol::{Base64, COMPILE_FAILED, CollectedFile, LimitKey, LimitValue, Request, TextOrBase64};
 
 use super::{Invalid, fields::Fields};
 
@@ -25,8 +25,8 @@ const PYTEST: &str =
 /// The body is not what SandboxFusion takes.
 pub fn request(body: &[u8]) -> Result<Vec<u8>, Invalid> {
     let mut fields = Fields::of(body)?;
-    // In the order in which SandboxFusion has them. This one bounds nothing, but must be a number.
-    fields.seconds("compile_timeout", 10.0);
+    // In the order in which SandboxFusion has them.
+    let compile_timeout = fields.seconds("compile_timeout", 10.0);
     let run_timeout = fields.seconds("run_timeout", 10.0);
     let memory = fields.integer("memory_limit_MB", -1);
     let code = fields.text("code");
@@ -42,7 +42,8 @@ pub fn request(body: &[u8]) -> Result<Vec<u8>, Invalid> {
     }
     let language = LANGUAGES.iter().find(|(theirs, _)| *theirs == language).map_or(language, |(_, ours)| (*ours).to_owned());
     let files = files.into_iter().map(|(path, content)| (path, TextOrBase64::Base64(Base64 { base64: without_blanks(content) }))).collect();
-    let request = Request { code, language: Some(language), args, stdin, files, collect, limits, ..Request::default() };
+    let compile_limits = BTreeMap::from([(LimitKey::Wall.name().to_owned(), wall(compile_timeout))]);
+    let request = Request { code, language: Some(language), args, stdin, files, collect, limits, compile_limits, ..Request::default() };
     fields.check(request).map(|request| to_json(&request))
 }
 
@@ -138,8 +139,37 @@ struct ExecResult {
     duration_ms: u64,
     #[serde(default)]
     files: Vec<CollectedFile>,
+    /// Of the compiler's run.
+    compile: Option<ExecCompile>,
     run: Option<String>,
     queued_ms: Option<u64>,
+}
+
+/// The same of the compiler's run.
+#[derive(Debug, Deserialize)]
+struct ExecCompile {
+    verdict: String,
+    #[serde(default)]
+    output: String,
+    #[serde(default)]
+    error: String,
+    #[serde(default)]
+    code: i32,
+    #[serde(default)]
+    duration_ms: u64,
+}
+
+impl CommandResult {
+    fn of(verdict: &str, code: i32, duration_ms: u64, stdout: String, stderr: String) -> Self {
+        let is_late = matches!(verdict, "wall_timeout" | "cpu_timeout");
+        CommandResult {
+            status: if is_late { CommandStatus::TimeLimitExceeded } else { CommandStatus::Finished },
+            execution_time: duration_ms as f64 / 1000.0,
+            return_code: (!is_late).then_some(code),
+            stdout,
+            stderr,
+        }
+    }
 }
 
 /// SandboxFusion's answer to a run with this result.
@@ -148,14 +178,13 @@ pub fn response(result: &[u8]) -> Vec<u8> {
         return failed("the worker's result cannot be read", Run::default());
     };
     let stockade = Run { run: result.run, verdict: Some(result.verdict.clone()), queued_ms: result.queued_ms };
-    let (status, command) = match (result.verdict.as_str(), result.code) {
-        ("exited", 0) => (Status::Success, CommandStatus::Finished),
-        ("wall_timeout" | "cpu_timeout", _) => (Status::Failed, CommandStatus::TimeLimitExceeded),
+    let status = match (result.verdict.as_str(), result.code) {
+        ("exited", 0) => Status::Success,
         ("sandbox_error" | "bad_request" | "cancelled", _) => {
             let lacks_pytest = result.reason.as_deref() == Some("unknown_language") && result.error.starts_with("language `pytest`");
             return failed(&format!("{}{}", result.error.trim_end(), if lacks_pytest { PYTEST } else { "" }), stockade);
         }
-        _ => (Status::Failed, CommandStatus::Finished),
+        _ => Status::Failed,
     };
     let (mut files, mut message) = (BTreeMap::new(), String::new());
     for CollectedFile { path, text, base64, omitted, .. } in result.files {
@@ -169,15 +198,14 @@ pub fn response(result: &[u8]) -> Vec<u8> {
             }
         }
     }
-    let run_result = CommandResult {
-        status: command,
-        execution_time: result.duration_ms as f64 / 1000.0,
-        return_code: matches!(command, CommandStatus::Finished).then_some(result.code),
-        stdout: result.output.unwrap_or_default(),
-        stderr: result.error,
-    };
-    let response =
-        Response { status, message, compile_result: None, run_result: Some(run_result), executor_pod_name: None, files, stockade };
+    let compile_result = result
+        .compile
+        .map(|ExecCompile { verdict, output, error, code, duration_ms }| CommandResult::of(&verdict, code, duration_ms, output, error));
+    // The program was not started, and the result's streams are the compiler's.
+    let is_compilers = result.reason.as_deref() == Some(COMPILE_FAILED);
+    let run_result = (!is_compilers)
+        .then(|| CommandResult::of(&result.verdict, result.code, result.duration_ms, result.output.unwrap_or_default(), result.error));
+    let response = Response { status, message, compile_result, run_result, executor_pod_name: None, files, stockade };
     serde_json::to_vec(&response).unwrap_or_default()
 }
 
@@ -215,12 +243,14 @@ mod tests {
     fn a_body_becomes_a_request_of_exec() {
         let usual = read(r#"{"code": "1", "language": "python"}"#);
         assert_eq!(usual["limits"], json!({"wall": "10000ms"}));
+        assert_eq!(usual["compile_limits"], json!({"wall": "10000ms"}));
         assert_eq!((&usual["stdin"], &usual["files"], &usual["collect"]), (&Value::Null, &json!({}), &json!([])));
         let all = read(
             r#"{"code": "1", "language": "nodejs", "run_timeout": 1.5, "compile_timeout": 3, "memory_limit_MB": 1024, "stdin": "",
                 "files": {"a/b": "YW\nI=", "c": null}, "fetch_files": ["x[1]*.txt", "!y"], "args": ["-k", "z"], "unknown": 1}"#,
         );
         assert_eq!(all["limits"], json!({"wall": "1500ms", "memory": "1GiB"}));
+        assert_eq!(all["compile_limits"], json!({"wall": "3000ms"}));
         assert_eq!((&all["language"], &all["stdin"], &all["args"]), (&json!("node"), &json!(""), &json!(["-k", "z"])));
         assert_eq!(all["files"], json!({"a/b": {"base64": "YWI="}}));
         assert_eq!(all["collect"], json!([r"x\[1\]\*.txt", r"\!y"]));
@@ -291,6 +321,34 @@ mod tests {
         assert!(answered(&lacks)["message"].as_str().unwrap().ends_with("in [runtimes.pytest]"));
         let unread: Value = serde_json::from_slice(&response(b"{")).unwrap();
         assert_eq!((&unread["status"], &unread["stockade"]["verdict"]), (&json!("SandboxError"), &Value::Null));
+    }
+
+    #[test]
+    fn a_compiler_has_a_result_of_its_own() {
+        let with = |verdict: &str, code: i32, compile: (&str, i32), reason: Option<&str>| {
+            let mut result = result(verdict, code);
+            result["reason"] = json!(reason);
+            result["compile"] = json!({ "verdict": compile.0, "code": compile.1, "output": "o", "error": "e", "duration_ms": 2500 });
+            answered(&result)
+        };
+        let compiled = |status: &str, code: Value| json!({ "status": status, "execution_time": 2.5, "return_code": code, "stdout": "o", "stderr": "e" });
+        let good = with("exited", 0, ("exited", 0), None);
+        assert_eq!((&good["status"], &good["run_result"]["return_code"]), (&json!("Success"), &json!(0)));
+        assert_eq!(good["compile_result"], compiled("Finished", json!(0)));
+        let late = with("wall_timeout", 124, ("exited", 0), None);
+        assert_eq!((&late["run_result"]["status"], &late["compile_result"]["status"]), (&json!("TimeLimitExceeded"), &json!("Finished")));
+        for (verdict, code, status, return_code) in [
+            ("exited", 1, "Finished", json!(1)),
+            ("out_of_memory", 137, "Finished", json!(137)),
+            ("wall_timeout", 124, "TimeLimitExceeded", Value::Null),
+        ] {
+            let bad = with(verdict, code, (verdict, code), Some("compile_failed"));
+            assert_eq!((&bad["status"], &bad["run_result"]), (&json!("Failed"), &Value::Null));
+            assert_eq!(bad["compile_result"], compiled(status, return_code));
+        }
+        // Where neither says anything of the code, there is no verdict on it.
+        let broken = with("sandbox_error", 125, ("exited", 0), Some("cgroup_unavailable"));
+        assert_eq!((&broken["status"], &broken["compile_result"]), (&json!("SandboxError"), &Value::Null));
     }
 
     #[test]
