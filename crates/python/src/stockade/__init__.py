@@ -22,6 +22,7 @@ from ._operations import FileEntry
 from ._result import (
     Approval,
     CollectedFile,
+    Compile,
     Denial,
     Finding,
     Layer,
@@ -52,6 +53,7 @@ __all__ = [
     "BadRequest",
     "Client",
     "CollectedFile",
+    "Compile",
     "Denial",
     "FileEntry",
     "Finding",

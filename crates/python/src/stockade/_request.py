@@ -50,6 +50,8 @@ class RunOptions(TypedDict, total=False):
     timeout: float
     #: Limits as in a policy: {"memory": "1GiB", "cpus": 0.5}.
     limits: Mapping[str, str | int | float]
+    #: The same for the compiler of a language that has one; those not named are the policy's.
+    compile_limits: Mapping[str, str | int | float]
     #: The template of the language, or "none" for an interpreter that is no copy of it; default:
     #: a copy where the policy has a template.
     template: str

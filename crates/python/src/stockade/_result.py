@@ -61,6 +61,17 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Compile:
+    """What came of the compiler, where the language has one."""
+
+    output: str
+    error: str
+    code: int
+    verdict: str
+    duration_ms: int = 0
+
+
+@dataclass(frozen=True)
 class Denial:
     """One refusal, the rule that decided, and the policy line that would allow it."""
 
@@ -162,10 +173,12 @@ class Result:
     success: bool
     #: A `Verdict`, or a string that this package does not know.
     verdict: str
-    #: A stable identifier of the detail.
+    #: A stable identifier of the detail; "compile_failed": verdict and streams are the compiler's.
     reason: str | None
     #: Whether the first instruction of the code ran; False: safe to try again.
     started: bool
+    #: None: nothing was compiled.
+    compile: Compile | None
     signal: str | None
     duration_ms: int
     limits_hit: tuple[str, ...]
@@ -248,7 +261,7 @@ class Result:
             limit = _LIMITS[key].format(value) if key in _LIMITS else ended.what
             return f"ended: {limit}" + (f"; {ended.help}" if ended.help else "")
         if self.verdict == Verdict.EXITED:
-            return f"exit status {self.code}"
+            return f"{'the compiler: ' if self.reason == 'compile_failed' else ''}exit status {self.code}"
         if self.verdict == Verdict.SIGNALED:
             return f"ended: signal {self.signal}"
         words = str.__str__(self.verdict).replace("_", " ")
@@ -356,6 +369,7 @@ def parse(data: Mapping[str, Any]) -> Result:
         verdict=Verdict(verdict) if verdict in Verdict._value2member_map_ else verdict,
         reason=data.get("reason"),
         started=data.get("started") is True,
+        compile=_compile(data["compile"]) if data.get("compile") else None,
         signal=data.get("signal"),
         duration_ms=int(data.get("duration_ms") or 0),
         limits_unenforced=tuple(data.get("limits_unenforced") or ()),
@@ -398,6 +412,13 @@ def _known(kind: type[T], data: Any) -> T:
     """Of a dataclass, with the members of `data` that it has."""
     names = getattr(kind, "__dataclass_fields__", {})
     return kind(**{name: value for name, value in (data or {}).items() if name in names})
+
+
+def _compile(data: Mapping[str, Any]) -> Compile:
+    texts = {
+        name: base64.b64decode(data.get(name) or "").decode("utf-8", "replace") for name in ("output", "error")
+    }
+    return _known(Compile, {**data, **texts})
 
 
 def _receipt(data: Mapping[str, Any]) -> Receipt:
