@@ -485,6 +485,8 @@ pub struct RunSize {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use super::*;
     use alloc::{string::ToString, vec};
 

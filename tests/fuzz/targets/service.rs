@@ -113,9 +113,10 @@ pub const FRAMES: Target = Target {
             FromSupervisor::Template(TemplateLent { of: of.clone(), number: 1, runs: 2, made_ms: 3 }),
             FromSupervisor::NoTemplate(TemplateRefused { of: of.clone(), why: "none".to_owned() }),
             FromSupervisor::Keeper(keeper.clone()),
-            FromSupervisor::NoKeeper(NoKeeper { session: "s".to_owned(), why: "none".to_owned() }),
+            FromSupervisor::NoKeeper(NoKeeper { session: "s".to_owned(), why: "none".to_owned(), is_full: false }),
             FromSupervisor::Front,
             FromSupervisor::Drain,
+            FromSupervisor::Table,
         ];
         let from_front = [FromFront::Keep(keeper)];
         let to_supervisor =

@@ -99,6 +99,8 @@ pub struct TemplateRefused {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use alloc::{string::ToString, vec};
 
     use super::{super::FrameDecoder, *};
