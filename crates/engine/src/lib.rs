@@ -217,6 +217,11 @@ pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
     refuse_known(refusal, load_policy(options).ok().as_ref(), options)
 }
 
+/// The same of a policy that must not even be read for this caller.
+pub fn refuse_unread(refusal: &Refusal, options: &Options) -> Report {
+    refuse_known(refusal, None, options)
+}
+
 /// The same, where the policy was loaded already.
 fn refuse_known(refusal: &Refusal, loaded: Option<&LoadedPolicy>, options: &Options) -> Report {
     AuditRecorder::new(AuditSubject::Nothing, loaded.map(|loaded| &loaded.policy), options).end(refusal.report())

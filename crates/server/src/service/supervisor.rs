@@ -326,6 +326,7 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
         if woken.has_ended {
             group.note_ended()?;
         }
+        group.end_leaving();
         group.start_missing()?;
         if woken.has_said {
             group.serve_front();
@@ -365,8 +366,8 @@ struct Group<'s, 'a> {
     workers: Vec<Worker>,
     keepers: Vec<Keeping>,
     templates: TemplateStore,
-    /// Workers of a front that has ended: each cancels its run and records it, and ends.
-    leaving: Vec<Process>,
+    /// Workers of a front that has ended, and when: each cancels its run and records it, and ends.
+    leaving: Vec<(Process, Instant)>,
     /// Processes that failed, one after the other.
     failed: u32,
     /// Processes that could not be started, one after the other.
@@ -492,7 +493,8 @@ impl Group<'_, '_> {
     fn wait(&self, signals: &Signals) -> Result<Woken, ServiceError> {
         let workers = self.workers.iter().map(|worker| &worker.process);
         let keepers = self.keepers.iter().map(|keeper| &keeper.process);
-        let processes: Vec<&Process> = self.front.iter().chain(workers.clone()).chain(keepers).chain(&self.leaving).collect();
+        let processes: Vec<&Process> =
+            self.front.iter().chain(workers.clone()).chain(keepers).chain(self.leaving.iter().map(|(worker, _)| worker)).collect();
         let speakers = self.front.iter().chain(workers).filter(|worker| !worker.is_silent).map(|worker| worker.socket.as_fd());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
@@ -590,15 +592,25 @@ impl Group<'_, '_> {
         self.workers.iter().map(|worker| worker.process.child.id()).collect()
     }
 
+    /// Kills workers that have outlived their front for too long: something else has their sockets. What they
+    /// leave, the next start of a run sweeps.
+    fn end_leaving(&mut self) {
+        for (worker, _) in self.leaving.iter_mut().filter(|(_, since)| since.elapsed() > 2 * LAST) {
+            // It is reaped when it has ended.
+            let _ended_meanwhile = worker.child.kill();
+        }
+    }
+
     /// Removes processes that have ended; [`Group::start_missing`] starts others.
     fn note_ended(&mut self) -> Result<(), ServiceError> {
-        self.leaving.retain_mut(|worker| !worker.has_ended());
+        self.leaving.retain_mut(|(worker, _)| !worker.has_ended());
         self.keepers.retain_mut(|keeper| !keeper.process.has_ended());
         if self.front.as_mut().is_some_and(Process::has_ended) {
             let front = self.front.take();
             self.note(front.as_ref(), "the front")?;
             (self.service.tell)("stockade: the front has ended, and is started again with its workers");
-            self.leaving.extend(self.workers.drain(..).map(|worker| worker.process));
+            let now = Instant::now();
+            self.leaving.extend(self.workers.drain(..).map(|worker| (worker.process, now)));
             return Ok(());
         }
         let mut index = 0;
@@ -675,7 +687,10 @@ impl Group<'_, '_> {
         }
         self.front.take().into_iter().for_each(Process::end);
         let workers = self.workers.drain(..).map(|worker| worker.process);
-        end_all(workers.chain(self.keepers.drain(..).map(|keeper| keeper.process)).chain(self.leaving.drain(..)), LAST);
+        end_all(
+            workers.chain(self.keepers.drain(..).map(|keeper| keeper.process)).chain(self.leaving.drain(..).map(|(worker, _)| worker)),
+            LAST,
+        );
         Ok(())
     }
 

@@ -168,7 +168,7 @@ impl TemplateStore {
         if reply.is_none() && !state.waiting.contains(&worker) {
             state.waiting.push(worker);
         }
-        self.make_more(&of, served);
+        self.make_more(&of, served, terms);
         let mut replies = self.make_next(terms);
         replies.extend(reply);
         replies
@@ -214,10 +214,15 @@ impl TemplateStore {
         });
     }
 
-    /// Has another image made where there are fewer good ones than the policy wants.
-    fn make_more(&mut self, of: &TemplateOf, served: &ServedTemplate) {
+    /// Has another image made where there are fewer good ones than the policy wants. One that would take the
+    /// place of a good one of the same template is not made.
+    fn make_more(&mut self, of: &TemplateOf, served: &ServedTemplate, terms: &Terms<'_>) {
         let is_good = |kept: &&StoredImage| kept.runs_left > 0 && kept.since.elapsed() < served.max_age;
-        let good = self.all.get(of).map_or(0, |state| state.images.iter().filter(is_good).count());
+        let images = self.all.get(of).map_or(&[][..], |state| &state.images);
+        let (good, largest) = (images.iter().filter(is_good).count(), images.iter().map(|kept| kept.image.made.size).max());
+        if good > 0 && (good as u64 + 1) * largest.unwrap_or(0) > terms.memory / PART_OF_MEMORY {
+            return;
+        }
         let is_underway = self.queue.contains(of) || self.making.as_ref().is_some_and(|(making, ..)| making == of);
         if good < served.images as usize && !is_underway {
             self.queue.push_back(of.clone());
@@ -267,7 +272,7 @@ impl TemplateStore {
                 None => state.waiting.push(worker),
             }
         }
-        self.make_more(of, served);
+        self.make_more(of, served, terms);
         Ok(replies)
     }
 

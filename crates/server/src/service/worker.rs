@@ -26,11 +26,11 @@ use rustix::{
 };
 use serde::de::DeserializeOwned;
 use stockade_engine::{
-    Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options,
+    Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options, RefusalCause,
     answer::ending,
     approval::ApprovedBy,
     caller::Caller,
-    refuse,
+    refuse, refuse_unread,
     runner::Runner,
     signals::Signals,
     template::{Image, Lease},
@@ -110,6 +110,21 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
             send(&worker.front, &FromWorker::Result(part.to_vec()))?;
         }
         send(&worker.front, &FromWorker::End)?;
+    }
+}
+
+/// A policy that the supervisor's table does not have for a key: it was taken away just now, or the front
+/// was taken over.
+#[derive(Debug, thiserror::Error)]
+#[error("key {key} may not use policy {policy}")]
+struct NotGranted {
+    key: String,
+    policy: String,
+}
+
+impl RefusalCause for NotGranted {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        (Verdict::SandboxError, "not_granted")
     }
 }
 
@@ -229,8 +244,8 @@ impl Worker {
             return Ok(None);
         }
         if !self.table.policies.get(&key).is_some_and(|policies| policies.contains(&policy)) {
-            let message = format!("key {key} may not use policy {policy}");
-            return Ok(Some(Report::refused(Verdict::SandboxError, "not_granted", message)));
+            let refusal = NotGranted { key: key.clone(), policy: policy.clone() };
+            return Ok(Some(refuse_unread(&refusal.into(), &self.runner.options(&key, &policy))));
         }
         if cancelled {
             return Ok(Some(refuse(&CancelledBeforeStart.into(), &self.runner.options(&key, &policy))));
