@@ -426,6 +426,9 @@ fn bad_templates() -> Vec<(String, &'static str)> {
         (warm(child), "a child process"),
         (warm("import os, time\nif not os.fork(): time.sleep(60)"), "a child process"),
         (warm("import random, sys\nsys.kept = random.Random()"), "a generator that would repeat: random.Random"),
+        (warm("import gc, random, sys\nsys.kept = random.Random()\ngc.freeze()"), "a generator that would repeat: random.Random"),
+        (warm("import _random, sys\nsys.kept = _random.Random()"), "a generator that would repeat: _random.Random"),
+        (warm("import gc\ngc.disable()"), "a copy differs from a fresh start"),
         // Its state is in no object that a template looks for: the copies are compared.
         (warm("import random\nrandom.random = iter(range(9)).__next__"), "two copies draw the same random values: random"),
         (warm("import sys\nsys.setrecursionlimit(500)"), "a copy differs from a fresh start"),

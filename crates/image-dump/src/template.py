@@ -51,7 +51,8 @@ PRESENT = set(sys.modules)
 import atexit  # noqa: E402
 import gc  # noqa: E402
 from _weakref import ref as weak_reference  # noqa: E402
-from gc import get_freeze_count, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
+from gc import collect, get_freeze_count, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
+from itertools import compress  # noqa: E402
 
 REFUSED = 125
 
@@ -81,7 +82,7 @@ OUTSIDE = {
     "multiprocessing.BaseProcess", "select.epoll", "_io.FileIO",
 }  # fmt: skip
 OF_MAIN = {"threading._MainThread", "multiprocessing.process._MainProcess"}
-GENERATORS = {"random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator", "numpy.SeedSequence"}
+GENERATORS = {"_random.Random", "random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator", "numpy.SeedSequence"}
 
 
 def refuse(*reasons):
@@ -144,15 +145,48 @@ def live_objects():
         known |= {id(numpy._rand), id(numpy._rand._bit_generator), id(getattr(numpy._rand._bit_generator, "_seed_seq", None))}
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         known.add(id(getattr(stream.buffer, "raw", stream.buffer)))
-    for thing in gc.get_objects():
+    for thing in objects_of(lambda kind: names_of(kind) & (GENERATORS | OUTSIDE)):
         if id(thing) in known:
             continue
-        kinds = {f"{str(kind.__module__).partition('.')[0]}.{kind.__qualname__}" for kind in type(thing).__mro__}
-        name = f"{type(thing).__module__}.{type(thing).__qualname__}"
-        if kinds & GENERATORS and "random.SystemRandom" not in kinds:
+        kinds, name = names_of(type(thing)), f"{type(thing).__module__}.{type(thing).__qualname__}"
+        if not kinds & GENERATORS:
+            if name not in OF_MAIN and not getattr(thing, "closed", False):
+                yield f"an object of more than memory: {name}"
+        elif "random.SystemRandom" not in kinds:
             yield f"a generator that would repeat: {name}"
-        elif kinds & OUTSIDE and name not in OF_MAIN and not getattr(thing, "closed", False):
-            yield f"an object of more than memory: {name}"
+
+
+def names_of(kind):
+    """Those of a class and of what it derives from, each behind the package that defines it."""
+    return {f"{str(part.__module__).partition('.')[0]}.{part.__qualname__}" for part in kind.__mro__}
+
+
+def objects_of(is_wanted):
+    """All objects whose class is wanted. The collector does not show those that were kept from it, nor
+    those of classes that it never looks at, nor a tuple of such: they are found as what others refer to."""
+    unfreeze()
+    found = get_objects()
+    kinds, seen, parts = kinds_of(found), set(), [found]
+    while found:
+        referred = get_referents(*found)
+        parts.append(referred)
+        kinds.update(kinds_of(referred))
+        may_refer = {key for key, kind in kinds.items() if kind.__flags__ & HAVE_GC}
+        hidden = {id(thing): thing for thing in of_kinds(may_refer, referred) if not is_tracked(thing)}
+        found = [hidden[key] for key in hidden.keys() - seen]
+        seen |= hidden.keys()
+    wanted = {key for key, kind in kinds.items() if is_wanted(kind)}
+    return list({id(thing): thing for part in parts for thing in of_kinds(wanted, part)}.values())
+
+
+def kinds_of(things):
+    """Their classes, by address: a class may have no hash."""
+    kinds = list(map(type, things))
+    return dict(zip(map(id, kinds), kinds))
+
+
+def of_kinds(keys, things):
+    return compress(things, map(keys.__contains__, map(id, map(type, things))))
 
 
 # What must differ between copies -----------------------------------------------------------------
@@ -537,6 +571,10 @@ class SpareModules:
 
 
 BUILTIN = type(len)
+# Free bytes that glibc keeps at the end of its heap, as it does itself.
+TOP_PAD = 128 << 10
+# The flag of a class whose objects may refer to others.
+HAVE_GC = 1 << 14
 # Where an object of class `type` has its name, and the function that frees its objects.
 NAME, DEALLOC = 24, 48
 
@@ -637,14 +675,16 @@ class Template:
         forget_imports(*before)
 
         def write():
+            collect()
             reasons = [*unknown, *census(self.image), *live_objects()]
             if reasons:
                 refuse(*reasons)
             sys.stdout.flush()
             sys.stderr.flush()
             spare.keep(ctypes)
-            gc.collect()
             freeze(ctypes)
+            # What the census took, and all that was freed before, would be in the image.
+            ctypes.pythonapi.malloc_trim(ctypes.c_size_t(TOP_PAD))
             # To CPython a copy is the child of a fork.
             ctypes.pythonapi.PyOS_BeforeFork()
             written = library.stockade_image_write(self.image)

@@ -5,6 +5,7 @@ stdout has what must be the same in all of them, stderr what must differ between
 """
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -34,6 +35,7 @@ same("program", (__name__, __file__, sorted(globals()), __builtins__ is sys.modu
 for stream in (sys.stdin, sys.stdout, sys.stderr):
     how = stream.mode, stream.encoding, stream.errors, stream.line_buffering, stream.write_through, stream.newlines
     same("stream", (stream.name, *how, stream.fileno(), type(stream.buffer).__name__))
+same("collector", (gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)))
 same("recursion", (sys.getrecursionlimit(), sys.getswitchinterval(), threading.active_count()))
 
 

@@ -255,6 +255,21 @@ fn a_template_is_refused_for_what_an_image_cannot_hold() {
         ("import random, builtins\nbuiltins.x = random.Random(1)", "a generator that would repeat: random.Random"),
         ("import random, builtins\nclass Own(random.Random): pass\nbuiltins.x = Own()", "a generator that would repeat: stockade_warm.Own"),
         ("import sqlite3, builtins\nbuiltins.x = sqlite3.connect(':memory:')", "an object of more than memory: sqlite3.Connection"),
+        // Hidden from the collector, or never known to it.
+        ("import builtins, gc, random\nbuiltins.x = random.Random(1)\ngc.freeze()", "a generator that would repeat: random.Random"),
+        (
+            "import builtins, gc, sqlite3\nbuiltins.x = sqlite3.connect(':memory:')\ngc.freeze()",
+            "an object of more than memory: sqlite3.Connection",
+        ),
+        (
+            "import builtins, gc, random\nbuiltins.x = random.Random(1)\ngc.get_objects = gc.get_referents = lambda *all: []",
+            "a generator that would repeat: random.Random",
+        ),
+        ("import builtins, _random\nbuiltins.x = _random.Random(1)", "a generator that would repeat: _random.Random"),
+        (
+            "import builtins, gc, _random\nbuiltins.x = {1: ((_random.Random(1),),)}\ngc.collect()\ngc.freeze()",
+            "a generator that would repeat: _random.Random",
+        ),
         ("import ctypes\nctypes.CDLL(None).mmap(ctypes.c_void_p(0x130000000000), 4096, 3, 0x32, -1, 0)", "lies where the restorer works"),
         ("1 / 0", "ZeroDivisionError"),
         ("import no_such_module", "ModuleNotFoundError"),
