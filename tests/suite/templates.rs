@@ -229,7 +229,7 @@ fn honest_programs_end_alike_in_a_copy() {
 fn draw_in_forty(session: &mut Session, values: &str) {
     let code = format!(
         "import json, os, random, secrets, sqlite3, ssl, tempfile, uuid\nvalues = dict(random=random.random(), uuid=str(uuid.uuid4()), \
-         secret=secrets.token_hex(8), system=os.urandom(8).hex(), file=tempfile.mktemp(), ssl=ssl.RAND_bytes(8).hex(), \
+         address=uuid.uuid1().fields[3:], secret=secrets.token_hex(8), system=os.urandom(8).hex(), file=tempfile.mktemp(), ssl=ssl.RAND_bytes(8).hex(), \
          sqlite=sqlite3.connect(':memory:').execute('select hex(randomblob(8))').fetchone()[0])\n{values}\n\
          print(json.dumps([os.getpid(), id(print), values]))"
     );
@@ -257,8 +257,8 @@ fn no_two_copies_draw_the_same_random_value() {
     draw_in_forty(&mut ready_session(&[]), "");
     // Here the generators are in the image, and have been drawn from.
     let modules = "imports = [\"random\", \"secrets\", \"sqlite3\", \"ssl\", \"tempfile\", \"uuid\"]";
-    let warm = "import random, sqlite3, ssl, tempfile\nrandom.random()\nssl.RAND_bytes(8)\ntempfile.mktemp()\n\
-                c = sqlite3.connect(':memory:')\nc.execute('select randomblob(8)').fetchone()\nc.close()\ndel c";
+    let warm = "import random, sqlite3, ssl, tempfile, uuid\nrandom.random()\nssl.RAND_bytes(8)\ntempfile.mktemp()\nuuid.uuid1()\n\
+                uuid.getnode()\nc = sqlite3.connect(':memory:')\nc.execute('select randomblob(8)').fetchone()\nc.close()\ndel c";
     let policy = policies.write("generators", &with_template(&format!("{modules}\nwarm = \"\"\"\n{warm}\n\"\"\"")));
     draw_in_forty(&mut ready_session(&["--policy", &policy]), "");
 }

@@ -251,11 +251,13 @@ class Reseeding:
         self.ctypes = ctypes
         self.calls = []
         self.unknown = []
+        self.libuuid = []
         names = {line.split(None, 5)[5] for line in read("/proc/self/maps").splitlines() if "/" in line}
         unknown = (name for name in sorted(names) if os.path.basename(name).startswith(UNKNOWN_GENERATORS))
         self.unknown += [f"random numbers of {name} cannot be reseeded" for name in unknown]
         self.find_libcrypto(sorted(name for name in names if "libcrypto" in os.path.basename(name)))
         self.find_sqlite(sorted(name for name in names if "sqlite3" in os.path.basename(name)))
+        self.find_libuuid(sorted(name for name in names if os.path.basename(name).startswith("libuuid")))
         if "numpy.random" in sys.modules:
             self.calls.append(sys.modules["numpy.random"].seed)
 
@@ -299,6 +301,17 @@ class Reseeding:
         if not libraries and "_sqlite3" in sys.modules:
             self.unknown.append("SQLite is part of another library, and cannot be reseeded")
 
+    def find_libuuid(self, paths):
+        # It draws the address of a host that has none, and its clock's number, once in a process.
+        self.libuuid = [self.library(path) for path in paths]
+        if not paths and getattr(sys.modules.get("_uuid"), "generate_time_safe", None):
+            self.unknown.append("libuuid is part of another library, and cannot be made to forget what it has drawn")
+
+    def forget(self):
+        """In the template: makes what libuuid has drawn unknown to it, as in a fresh start."""
+        for library in self.libuuid:
+            reset_variables(self.ctypes, library)
+
     def reseed(self):
         """Of `random` and of what registered itself for fork, PyOS_AfterFork_Child takes care."""
         for call in self.calls:
@@ -310,6 +323,36 @@ class Reseeding:
             tempfile._name_sequence = tempfile.tempdir = None
         if uuid := loaded("uuid"):
             uuid._node = uuid._last_timestamp = None
+
+
+def reset_variables(ctypes, library):
+    """Gives a library's variables that start as zeros, and those of its own for each thread, what they
+    start with."""
+    word, number, half = ctypes.c_size_t.from_address, ctypes.c_uint32.from_address, ctypes.c_uint16.from_address
+
+    def ask(what):
+        found = ctypes.c_size_t()
+        if ctypes.pythonapi.dlinfo(ctypes.c_void_p(library._handle), what, ctypes.byref(found)):
+            refuse(f"{library._name} does not say where its variables are")
+        return found.value
+
+    # Where the library's file begins, with its ELF header; and where this thread's variables are, if any.
+    start, own = word(ask(RTLD_DI_LINKMAP)).value, ask(RTLD_DI_TLS_DATA)
+    table, size, count = word(start + 32).value, half(start + 54).value, half(start + 56).value
+    headers = range(start + table, start + table + size * count, size)
+    parts = [(number(header).value, *(word(header + at).value for at in (16, 32, 40))) for header in headers]
+    if not any(kind == PT_LOAD and place == 0 and in_file >= table + size * count for kind, place, in_file, _ in parts):
+        refuse(f"{library._name} has its program headers elsewhere than behind its ELF header")
+    for kind, place, in_file, in_memory in parts:
+        if kind == PT_LOAD:
+            ctypes.memset(start + place + in_file, 0, in_memory - in_file)
+        elif kind == PT_TLS and own:
+            ctypes.memmove(own, start + place, in_file)
+            ctypes.memset(own + in_file, 0, in_memory - in_file)
+
+
+# Of `dlinfo` and of ELF's program headers.
+RTLD_DI_LINKMAP, RTLD_DI_TLS_DATA, PT_LOAD, PT_TLS = 2, 10, 1, 7
 
 
 # A copy --------------------------------------------------------------------------------------------
@@ -681,6 +724,7 @@ class Template:
                 refuse(*reasons)
             sys.stdout.flush()
             sys.stderr.flush()
+            reseeding.forget()
             spare.keep(ctypes)
             freeze(ctypes)
             # What the census took, and all that was freed before, would be in the image.
