@@ -478,6 +478,33 @@ fn a_template_says_what_it_was_made_from_however_little_a_model_reads() {
     session.close();
 }
 
+test!(Both, what_a_template_says_of_its_files_tells_nothing_of_others, seconds 90);
+fn what_a_template_says_of_its_files_tells_nothing_of_others() {
+    let policies = PolicyDirectory::new();
+    let hidden = policies.0.join("hidden");
+    fs::create_dir(&hidden).unwrap();
+    fs::write(hidden.join("present"), "").unwrap();
+    // It says of this path what it may say of the first of its own.
+    let say = |path: &str| {
+        let warm = format!(
+            "import os\nwrite = os.write\ndef say(to, data):\n    if b'made from' not in data: return write(to, data)\n    line = data[data.index(b'\\nfile ') + 1:].split(b'\\n')[0]\n    \
+             path = {path:?}.encode() or line.rsplit(b' ', 1)[1]\n    \
+             return write(to, data.replace(b'\\nend\\n', b'\\n' + line.rsplit(b' ', 1)[0] + b' ' + path + b'\\nend\\n'))\n\
+             os.write = say"
+        );
+        listed(&policies.write("says", &with_template(&format!("warm = '''\n{warm}\n'''"))))
+    };
+    let said = ["present", "absent!"].map(|name| {
+        let (status, said) = say(text(&hidden.join(name)));
+        assert!(status == Some(1) && said.contains("was changed while it was made, or cannot be found"), "{status:?} {said}");
+        said.replace(name, "NAME")
+    });
+    assert_eq!(said[0], said[1]);
+    // The control: it may say so of its own.
+    let (status, said) = say("");
+    assert!(status == Some(0) && said.contains("made and tried in"), "{status:?} {said}");
+}
+
 test!(Both, a_template_whose_maker_was_killed_is_made_once_more, seconds 120);
 fn a_template_whose_maker_was_killed_is_made_once_more() {
     for (kills, refused) in [(1, false), (3, true)] {

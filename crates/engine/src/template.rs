@@ -17,8 +17,9 @@ mod maker;
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs,
-    os::unix::fs::MetadataExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     rc::Rc,
     sync::Arc,
@@ -96,6 +97,15 @@ impl FileStamp {
         let (seconds, nanoseconds) = self.changed;
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         (seconds, nanoseconds) < (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), i64::from(since.subsec_nanos()))
+    }
+
+    /// That which a template says of a file, and the file's path.
+    fn read(line: &[u8]) -> Option<(Self, PathBuf)> {
+        let mut words = line.splitn(6, |&byte| byte == b' ');
+        let [device, inode, size, seconds, nanoseconds] = [(); 5].map(|()| std::str::from_utf8(words.next()?).ok());
+        let changed = (seconds?.parse().ok()?, nanoseconds?.parse().ok()?);
+        let stamp = FileStamp { device: device?.parse().ok()?, inode: inode?.parse().ok()?, size: size?.parse().ok()?, changed };
+        Some((stamp, PathBuf::from(OsStr::from_bytes(words.next()?))))
     }
 
     /// None where there is none.

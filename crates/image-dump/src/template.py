@@ -14,9 +14,10 @@ descriptors, children, timers, shared memory) and whatever must not be the same 
 complete: two copies with the same pid must be compared before an image is used.
 
 What the image depends on goes to stdout between the lines `stockade: made from` and `end`: `module
-NAME` for each module at the top that a copy has and a fresh start has not, `file PATH` for each file
-that was mapped or that such a module was read from. Packages with compiled code are refused unless
-they were tried in copies (PACKAGES).
+NAME` for each module at the top that a copy has and a fresh start has not, and for each file that was
+mapped, or that such a module was read from, `file DEVICE INODE SIZE SECONDS NANOSECONDS PATH`, with
+the time of its last change. Packages with compiled code are refused unless they were tried in copies
+(PACKAGES).
 
 A child of the template then rehearses a copy's life with no program in it. Which pages it
 writes is noted in the image, and the restorer copies them at once.
@@ -219,9 +220,19 @@ def what_it_depends_on(modules):
     tops = {name.partition(".")[0] for name in modules}
     files = {line.split(None, 5)[5].rstrip("\n") for line in read("/proc/self/maps").splitlines(True) if " /" in line}
     files |= {getattr(sys.modules.get(top), "__file__", None) or "" for top in tops}
-    lines = [f"module {top}" for top in sorted(tops)] + [f"file {path}" for path in sorted(files) if path.startswith("/")]
+    lines = [f"module {top}" for top in sorted(tops)] + [f"file {stamp(path)} {path}" for path in sorted(files) if path.startswith("/")]
     lines = ["", "stockade: made from", *lines, "end", ""]
     return "\n".join(lines).encode(errors="surrogateescape")
+
+
+def stamp(path):
+    """What tells a file from another. Who reads it compares it with what the host has at this path, and
+    learns nothing of a file that this process cannot see."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return "0 0 0 0 0"  # there is none
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_ctime_ns // 10**9} {found.st_ctime_ns % 10**9}"
 
 
 class Threads:

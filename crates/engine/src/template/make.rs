@@ -7,15 +7,7 @@
 //! generator that it knows, must differ between the copies. A generator that is not known is not
 //! found here: `template.py` refuses compiled packages that were not tried.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsStr,
-    fs::File,
-    os::unix::{ffi::OsStrExt, fs::FileExt},
-    path::PathBuf,
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use rustix::{
     fd::OwnedFd,
@@ -374,18 +366,26 @@ fn compare_values(one: &[u8], other: &[u8]) -> RandomValues {
 
 /// Reads what a template says of what it was made from: the lines behind the last that its own modules
 /// have printed. Its own files, which were in scratch, are left out.
+///
+/// A path that it names need not be one that its sandbox shows, and is looked up here by the launcher's
+/// user. So it must say of each file what only those know who see it: what is at any other path, or
+/// whether there is something, does not show in the answer.
 fn what_it_depends_on(facts: &[u8], plan: &Plan, size: u64, begun: SystemTime) -> Result<Made, NoTemplate> {
     let lines = facts.strip_suffix(b"\nend\n").ok_or(NoTemplate::NoFacts)?;
     let begin = lines.windows(BEGIN.len()).rposition(|part| part == BEGIN).ok_or(NoTemplate::NoFacts)?;
     let lines = || lines.get(begin + BEGIN.len()..).unwrap_or_default().split(|&byte| byte == b'\n');
     let modules = lines().filter_map(|line| line.strip_prefix(b"module ")).map(|name| String::from_utf8_lossy(name).into_owned());
-    let named = lines().filter_map(|line| line.strip_prefix(b"file ")).map(|path| PathBuf::from(OsStr::from_bytes(path)));
+    let named = lines().filter_map(|line| line.strip_prefix(b"file ")).map(|line| FileStamp::read(line).ok_or(NoTemplate::NoFacts));
     // The interpreter, as the policy names it: a link may come to lead to another.
-    let interpreter = plan.argv.first().map(PathBuf::from);
+    let interpreter = plan.argv.first().map(|path| Ok((None, PathBuf::from(path))));
     let mut files = BTreeMap::new();
-    for path in interpreter.into_iter().chain(named).filter(|path| !path.starts_with(&plan.scratch.path)) {
+    for file in interpreter.into_iter().chain(named.map(|file| file.map(|(said, path)| (Some(said), path)))) {
+        let (said, path) = file?;
+        if path.starts_with(&plan.scratch.path) {
+            continue;
+        }
         match FileStamp::of(&path) {
-            Some(stamp) if stamp.is_older_than(begun) => files.insert(path, stamp),
+            Some(stamp) if stamp.is_older_than(begun) && said.is_none_or(|said| said == stamp) => files.insert(path, stamp),
             _ => return Err(NoTemplate::Changed(path)),
         };
     }
@@ -411,6 +411,15 @@ mod tests {
         assert!([Verdict::WallTimeout, Verdict::OutOfMemory].map(ended).iter().all(NoTemplate::may_pass));
         assert!(![Verdict::Exited, Verdict::SyscallDenied].map(ended).iter().any(NoTemplate::may_pass));
         assert!(!NoTemplate::Refused(String::from("2 threads")).may_pass());
+    }
+
+    #[test]
+    fn a_line_of_a_file_has_five_numbers_and_its_path() {
+        let stamp = FileStamp { device: 1, inode: 2, size: 3, changed: (4, 5) };
+        assert_eq!(FileStamp::read(b"1 2 3 4 5 /a b"), Some((stamp, PathBuf::from("/a b"))));
+        for line in [&b""[..], b"/a b", b"1 2 3 4 5", b"1 2 3 4 five /a", b"1 2 3 4 /a"] {
+            assert_eq!(FileStamp::read(line), None, "{line:?}");
+        }
     }
 
     #[test]
