@@ -262,7 +262,7 @@ impl Pool {
         template: Option<Result<Rc<Template>, NotPrestarted>>,
         held_back: Option<NotPrestarted>,
     ) -> Result<Result<Self, NotPrestarted>, Refusal> {
-        // That one request asks for no copy keeps the next from none.
+        // One request without a copy does not prevent a copy for the next.
         let template = template.filter(|template| !matches!(template, Err(NotPrestarted::NoCopyAsked)));
         let of_template = template.as_ref().and_then(|template| template.as_ref().ok()?.stem());
         let stem = match (of_template, state) {

@@ -188,14 +188,14 @@ impl Runner {
         }
     }
 
-    /// What is always to be prepared; none: for a request like the last.
+    /// Fixes what is prepared; `None`: for a request like the last.
     pub fn be_ready_for(&mut self, what: Option<ReadyFor>) {
         let expected =
             |ReadyFor { key, policy, runtime }| Expected { key, policy, language: Some(runtime), template: None, has_stdin: false };
         self.ready_for = what.map(expected);
     }
 
-    /// What the service is to be asked for, for the runs to come.
+    /// The template to ask the service for, if a request for it is due.
     pub fn wanted_template(&mut self) -> Option<TemplateWanted> {
         let expected = self.expected()?.clone();
         let loaded = self.policy(&self.options(&expected.key, &expected.policy))?;

@@ -1,7 +1,7 @@
 //! `stockade exec --server`: one request from stdin, one result on stdout.
 //!
 //! The run is asked for as a stream of events, so that it can be cancelled by its number and a
-//! service that has gone is noticed. A stream that was cut is gone on with, which runs nothing again. The
+//! service that has gone is noticed. A stream that was cut is resumed, which runs nothing again. The
 //! result is printed as it came. What has none becomes a result
 //! of this program; its `started` is false only where the code cannot have run.
 

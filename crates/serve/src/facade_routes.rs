@@ -130,7 +130,7 @@ fn sandbox_error(front: &Front, problem: Problem) -> Bytes {
     sandbox_fusion::sandbox_error(&front.metrics.problem(problem).detail).into()
 }
 
-/// What is over by itself is 504, and what no other try would change is an answer.
+/// A problem that passes by itself is 504; one that no other try would change is an answer.
 fn to_be_tried_again(front: &Front, problem: Problem) -> Response {
     match problem.status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {

@@ -323,7 +323,7 @@ impl Front {
         })
     }
 
-    /// The runs, and what holds for them, at the moment of which `moment` speaks.
+    /// The runs and the settings at one moment. `moment` is called under the lock, and gives its number.
     pub fn overview(&self, moment: impl FnOnce() -> u64) -> (u64, Value) {
         let state = self.state();
         let moment = moment();

@@ -41,7 +41,7 @@ use crate::{
 
 /// How long a part of a body may take.
 const PART: Duration = Duration::from_secs(20);
-/// How long a stream can be gone on with after its run.
+/// How long a stream can be resumed after its run.
 const KEEP_STREAM: Duration = Duration::from_secs(60);
 /// How long a result waits for a client that asks later.
 const KEEP_LATER: Duration = Duration::from_secs(300);
@@ -523,7 +523,7 @@ pub fn new_number() -> Result<String, Problem> {
     Ok(stockade_protocol::text::hex(&bytes))
 }
 
-/// A run, as those see it who may.
+/// A run as JSON, for clients that may see it.
 pub fn show(number: &String, run: &crate::front::Run) -> serde_json::Value {
     let ms = |since: std::time::Instant| since.elapsed().as_millis() as u64;
     let state = if run.began.is_some() { "running" } else { "waiting" };

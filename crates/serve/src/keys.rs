@@ -121,7 +121,7 @@ fn token(value: &[u8]) -> Option<Vec<u8>> {
 /// Whether a key that was found before would be found now, and has a scope.
 ///
 /// # Errors
-/// It would not, or has not.
+/// The key was removed, has expired or lacks the scope.
 pub fn still_good(keys: &[Key], key: &Key, scope: Scope) -> Result<(), Problem> {
     let found = keys.iter().find(|known| known.id == key.id && known.credential == key.credential).ok_or_else(|| {
         let detail = format!("key {} was taken away; {REMEDY}", key.id);

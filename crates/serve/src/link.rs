@@ -75,7 +75,7 @@ impl WorkerLink {
         Ok(WorkerLink { stream: UnixStream::from_std(stream)?, decoder: FrameDecoder::default() })
     }
 
-    /// Whether it has not ended, as far as is known while it says nothing.
+    /// Whether the process has not closed its end of the socket.
     pub fn is_there(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         matches!(recv(&self.stream, &mut [0; 1], flags), Err(Errno::AGAIN | Errno::INTR) | Ok((1.., _)))

@@ -4,7 +4,7 @@
 //! stays between two messages is that session: it outlives the front, and ends in each of its ways. The
 //! protocol itself is the SDK's, which is told of one message at a time. Versions of the protocol without
 //! sessions are refused. Nothing is sent that no call has asked for, so `GET` has no stream; an answer that
-//! broke off cannot be gone on with, and its run is cancelled.
+//! broke off cannot be resumed, and its run is cancelled.
 
 use std::{
     collections::BTreeMap,

@@ -94,7 +94,7 @@ impl LeasedTemplates {
         leased
     }
 
-    /// What the service is to be asked for, for the runs to come; none: nothing, or it was asked already.
+    /// The request to send to the supervisor; `None`: there is nothing to ask for, or it was sent already.
     pub(crate) fn wanted(&mut self, of: &TemplateOf, key: &str) -> Option<TemplateWanted> {
         let leased = self.all.get_mut(of)?;
         leased.drop_outdated();

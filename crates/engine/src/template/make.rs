@@ -117,7 +117,7 @@ pub enum NoTemplate {
 }
 
 impl NoTemplate {
-    /// Whether the next try may well succeed: a file was exchanged meanwhile, or a busy host gave a run
+    /// Whether another try may succeed: a file was exchanged meanwhile, or a busy host gave a run
     /// too little time or memory.
     pub fn may_pass(&self) -> bool {
         const OF_HOST: [Verdict; 3] = [Verdict::WallTimeout, Verdict::OutOfMemory, Verdict::Signaled];

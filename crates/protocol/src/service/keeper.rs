@@ -21,11 +21,11 @@ pub struct KeeperOf {
     pub policy: String,
     /// How long it is kept without being used, in milliseconds.
     pub idle_ms: u64,
-    /// Claims of the caller.
+    /// Labels that the client chose.
     pub labels: BTreeMap<String, String>,
 }
 
-/// A session that there is not.
+/// Why a session was not started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoKeeper {

@@ -48,7 +48,7 @@ impl Drop for Place {
         state.begin_all();
         drop(state);
         if let Some(run) = &run {
-            // Only a task that has failed has not ended it itself.
+            // A log without an end is that of a task that has panicked.
             run.log.end(Err(lost("its task has failed")));
         }
         if let Some(run) = run.filter(|_| !self.keep.is_zero()) {
