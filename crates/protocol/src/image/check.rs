@@ -148,8 +148,8 @@ impl<'a> Image<'a> {
         if !self.covers(header.pc, 1, protection::EXEC) {
             return Err(ImageError::Pc);
         }
-        // The ABI's alignment at a call, which is what the copy does first.
-        if !in_stack(header.sp) || !header.sp.is_multiple_of(16) {
+        // The ABI's alignment at a call, which is what the copy does first: it writes below.
+        if !in_stack(header.sp) || !in_stack(header.sp.wrapping_sub(8)) || !header.sp.is_multiple_of(16) {
             return Err(ImageError::Sp);
         }
         if !writable(header.fs, 8) {

@@ -131,6 +131,7 @@ fn each_altered_field_is_refused_with_its_own_cause() {
         (ImageError::Sp, with(|h| h.sp = DATA + 16)),
         (ImageError::Sp, with(|h| h.sp += 8)),
         (ImageError::Sp, with(|h| h.sp = STACK + PAGE)),
+        (ImageError::Sp, with(|h| h.sp = STACK)),
         (ImageError::Fs, with(|h| h.fs = CODE)),
         (ImageError::Tid, with(|h| h.tid = 0)),
         (ImageError::Tid, with(|h| h.tid += 1)),
