@@ -78,7 +78,7 @@ def test_code_that_does_not_compile_has_its_own_reward(service: Service, reward:
         cases = {"inputs": ["1", "2"], "outputs": ["2", "0"]}
         return reward.check_correctness(f"{service.url_with_key}/run_code", cases, code, timeout=10, language="cpp")[0]
 
-    good = "#include <cstdio>\nint main() { int x; return scanf(\"%d\", &x) - 1 + printf(\"%d\\n\", x + 1) - 2; }"
+    good = '#include <cstdio>\nint main() { int x; return scanf("%d", &x) - 1 + printf("%d\\n", x + 1) - 2; }'
     assert check(good) == [True, False]
     assert check("int main() { return nowhere; }") == [-4, -4]
 

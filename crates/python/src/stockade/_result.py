@@ -415,9 +415,7 @@ def _known(kind: type[T], data: Any) -> T:
 
 
 def _compile(data: Mapping[str, Any]) -> Compile:
-    texts = {
-        name: base64.b64decode(data.get(name) or "").decode("utf-8", "replace") for name in ("output", "error")
-    }
+    texts = {name: base64.b64decode(data.get(name) or "").decode("utf-8", "replace") for name in ("output", "error")}
     return _known(Compile, {**data, **texts})
 
 
