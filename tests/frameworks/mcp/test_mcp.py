@@ -76,7 +76,7 @@ async def test_each_tool_over_each_way_to_begin(client: Connect, mode: str, requ
     # Later versions have no sessions over HTTP.
     by_handshake = mode == "legacy" or "http" in request.node.callspec.id
     if by_handshake and mode in MODERN_PROTOCOL_VERSIONS:
-        with pytest.raises(Exception) as refused:  # noqa: PT011 (the client groups its errors)
+        with pytest.raises(Exception) as refused:
             async with client(mode=mode) as mcp:
                 await mcp.list_tools()
         assert "nsupported protocol version" in repr(refused.value), refused
