@@ -87,3 +87,21 @@ pub fn confine(run_as: Option<(u32, u32)>) -> Result<(), LockdownError> {
     lockdown.begin()?;
     lockdown.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_descriptor_goes_to_another_process_and_no_listener_ends_for_those_that_share_it() {
+        let rule = |number: u32| CALLS.iter().find(|rule| rule.number == number);
+        assert!(rule(__NR_sendmsg).is_none() && CALLS.iter().all(|rule| rule.number != SENDMMSG));
+        // The control: what is written goes by calls that carry no descriptor.
+        assert!(rule(__NR_sendto).is_some() && rule(__NR_writev).is_some());
+        let checks = rule(__NR_shutdown).map(|rule| rule.checks);
+        assert!(matches!(checks, Some([ArgumentCheck::OneOf { argument: 1, ignored: 0, values: [SHUT_WR] }])));
+    }
+
+    /// `sendmmsg(2)` on x86-64.
+    const SENDMMSG: u32 = 307;
+}

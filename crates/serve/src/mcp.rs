@@ -8,7 +8,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -36,7 +36,7 @@ use crate::{
     front::{Buffer, Front, Order},
     http::{Shared, bad_query, check_type, new_number, policy_of, read, read_request},
     problem::Problem,
-    sessions::{Session, close_session, idle_of, open_for},
+    sessions::{Session, close_session, idle_of, lock, open_for},
 };
 
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -352,9 +352,4 @@ impl Drop for Call {
             calls.remove(id);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one panics half-way.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

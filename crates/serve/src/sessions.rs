@@ -130,7 +130,7 @@ impl DerefMut for KeeperGuard {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that holds one panics half-way.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
