@@ -108,11 +108,14 @@ fn a_process_that_cannot_be_started_for_a_while_is_started_later() {
         assert!(limited.unwrap().success());
     };
     let workers = || service.processes("stockade serve-worker");
+    let failures = || service.log().matches("is tried again").count();
     for name in ["stockade serve-worker", "stockade-serve"] {
-        let before = service.processes(name)[0];
+        // The front answers before the workers have begun.
+        assert!(eventually(scaled(Duration::from_secs(20)), || workers().len() == 2), "{}", service.log());
+        let (before, earlier) = (service.processes(name)[0], failures());
         limit("1");
         kill(before, "KILL");
-        assert!(eventually(scaled(Duration::from_secs(10)), || service.log().contains("is tried again")), "{}", service.log());
+        assert!(eventually(scaled(Duration::from_secs(10)), || failures() > earlier), "{name}: {}", service.log());
         limit(usual);
         let is_there = || service.processes(name).iter().all(|pid| *pid != before) && service.processes("stockade-serve").len() == 1;
         assert!(eventually(scaled(Duration::from_secs(20)), || is_there() && workers().len() == 2), "{name}: {}", service.log());
