@@ -112,6 +112,14 @@ fn a_session_is_of_one_key_one_policy_and_has_its_quotas() {
     service.ask("POST", &format!("{session}/run?policy=strict"), &service.token, &json!({"code": "1"})).is(400, "bad_http");
     let _second = open(&service, &json!({}));
     ask(json!({})).is(429, "key_sessions");
+    // The other key loses the scope: its session ends, and those of this one stay.
+    let of_other = service.ask("POST", "/v1/sessions", &other, &json!({}));
+    assert_eq!((of_other.status, service.processes("stockade serve-keeper").len()), (201, 3), "{}", of_other.body);
+    let both = fs::read_to_string(service.keys()).unwrap();
+    let lost = both.rfind("\"keep\"").unwrap();
+    fs::write(service.keys(), format!("{}{}", &both[..lost], both[lost..].replacen("\"keep\"", "\"watch\"", 1))).unwrap();
+    service.signal("HUP");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").len() == 2), "{}", service.log());
     // The key goes: its keepers end.
     let own = fs::read_to_string(service.keys()).unwrap();
     let of_other = own.rfind("[[key]]").unwrap();

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::serve::{Service, Worker, frame, kill};
 use crate::support::{
-    exec::stockade,
+    exec::{stockade, text},
     policy_dir::{PolicyDirectory, derived},
     runner::{eventually, test, wait_within},
     timeouts::scaled,
@@ -95,6 +95,26 @@ fn a_table_that_a_worker_does_not_read_while_it_runs_holds_up_nothing() {
     super::serve::read_answer(run).ran("whole\n");
     assert_eq!(service.processes("stockade serve-worker"), [worker], "{}", service.log());
     service.run("print(1)").ran("1\n");
+    service.end();
+}
+
+test!(Both, what_is_granted_while_a_worker_runs_it_grants_at_its_next_run, seconds 90);
+fn what_is_granted_while_a_worker_runs_it_grants_at_its_next_run() {
+    let service = Service::with("[capacity]\ncpus = 1\n", "");
+    let run = service.begin("import time; time.sleep(4); print('long')");
+    assert!(service.has_runs("running", 1));
+    // The worker reads none of both tables before its run ends.
+    let mut tokens = Vec::new();
+    for (count, id) in (1..).zip(["first", "second"]) {
+        let made = stockade(["key", "new", id, "--policy", "default", "--add", "--file", text(&service.keys())]).output().unwrap();
+        tokens.push(String::from_utf8(made.stdout).unwrap().trim().to_owned());
+        service.signal("HUP");
+        let is_read = || service.log().matches("the configuration was read again").count() == count;
+        assert!(eventually(scaled(Duration::from_secs(20)), is_read), "{}", service.log());
+    }
+    // It waits, and comes the moment the worker is free.
+    service.ask("POST", "/v1/run", &tokens[1], &json!({"code": "print('next')"})).ran("next\n");
+    super::serve::read_answer(run).ran("long\n");
     service.end();
 }
 

@@ -273,6 +273,8 @@ pub enum FromSupervisor {
     Ping,
     /// For a worker: its [`WorkerTable`] is another. The descriptor of a file with its JSON comes along.
     Table,
+    /// For a worker: the table that was sent last no longer holds. The next comes when it has read that one.
+    TableOutdated,
 }
 
 /// What a socket listens at.
@@ -300,6 +302,7 @@ impl Message for FromSupervisor {
             FromSupervisor::Front => frame(25, &[]),
             FromSupervisor::Ping => frame(26, &[]),
             FromSupervisor::Table => frame(27, &[]),
+            FromSupervisor::TableOutdated => frame(28, &[]),
         }
     }
 
@@ -317,6 +320,7 @@ impl Message for FromSupervisor {
             25 => empty(payload, FromSupervisor::Front),
             26 => empty(payload, FromSupervisor::Ping),
             27 => empty(payload, FromSupervisor::Table),
+            28 => empty(payload, FromSupervisor::TableOutdated),
             _ => Err(Malformed::Kind(kind)),
         }
     }

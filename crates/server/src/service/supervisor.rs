@@ -25,7 +25,7 @@ use rustix::{
 };
 use stockade_engine::{caller::Caller, companion, own_program::own_program_of_service, signals::Signals};
 use stockade_protocol::service::{
-    FrameDecoder, FromFront, FromSupervisor, KeeperOf, Lack, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
+    FrameDecoder, FromFront, FromSupervisor, KeeperOf, Key, Lack, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
     WorkerTable,
 };
 
@@ -39,8 +39,10 @@ use super::{
 const FRONT: &str = "stockade-serve";
 /// A process that ends sooner counts as failed.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// So many that fail one after the other end the service.
+/// So many that fail one after the other end the service, unless more than [`FORGIVEN`] lies between two.
 const MAX_FAILED: u32 = 5;
+/// See there.
+const FORGIVEN: Duration = Duration::from_secs(60);
 /// After this time a process that could not be started is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long those that are told to end have for it, beyond the time to drain.
@@ -107,7 +109,7 @@ pub enum ServiceError {
         error: io::Error,
     },
     /// A process ends whenever it is started.
-    #[error("{what} has ended {MAX_FAILED} times within a second of its start; what it said stands above")]
+    #[error("{what} has ended within a second of its start, {MAX_FAILED} times in a row; what it said stands above")]
     Fails {
         /// Which.
         what: &'static str,
@@ -212,21 +214,22 @@ struct Worker {
 enum TableState {
     /// It has read the last that it was sent, or was sent none.
     Read,
-    /// It has not read it yet: a worker reads nothing while it runs.
+    /// It has not read the last yet: a worker reads nothing while it runs.
     Sent,
-    /// Nor that, and it is outdated by now.
+    /// It has not read the last yet, which is outdated by now. It judges no run by that one.
     Outdated,
 }
 
 impl Worker {
     /// Sends it the table as it is now; if it has not read the last, when it has. Waits for nothing.
     fn update_table(&mut self, settings: &ServiceSettings) {
-        if self.table != TableState::Read {
-            self.table = TableState::Outdated;
-            return;
-        }
-        self.table = TableState::Sent;
-        if self.send_table(settings).is_err() {
+        let (state, sent) = match self.table {
+            TableState::Read => (TableState::Sent, self.send_table(settings)),
+            TableState::Sent => (TableState::Outdated, self.process.send_now(&FromSupervisor::TableOutdated, &[])),
+            TableState::Outdated => return,
+        };
+        self.table = state;
+        if sent.is_err() {
             // One that cannot be told what holds now would go on with what held before.
             self.process.give_up();
         }
@@ -299,7 +302,7 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
         workers: Vec::new(),
         keepers: Vec::new(),
         leaving: Vec::new(),
-        failed: 0,
+        failed: None,
         not_started: 0,
         next_try: None,
         templates: TemplateStore::default(),
@@ -368,8 +371,8 @@ struct Group<'s, 'a> {
     templates: TemplateStore,
     /// Workers of a front that has ended, and when: each cancels its run and records it, and ends.
     leaving: Vec<(Process, Instant)>,
-    /// Processes that failed, one after the other.
-    failed: u32,
+    /// How many processes failed, one after the other, and when the last did.
+    failed: Option<(u32, Instant)>,
     /// Processes that could not be started, one after the other.
     not_started: u32,
     /// When that is tried again.
@@ -527,9 +530,9 @@ impl Group<'_, '_> {
 
     /// Whether the front may have this keeper: its word alone is not enough.
     fn check_keeper(&self, of: &KeeperOf) -> Result<(), String> {
-        let Settings { keys, .. } = &self.settings.front;
-        let key = keys.iter().find(|key| key.id == of.key && key.scopes.contains(&Scope::Keep) && key.policies.contains(&of.policy));
-        key.ok_or_else(|| format!("key {} may have no session under policy {}", of.key, of.policy))?;
+        if !self.may_keep(of) {
+            return Err(format!("key {} may have no session under policy {}", of.key, of.policy));
+        }
         if self.keepers.iter().any(|keeper| keeper.of.session == of.session) {
             return Err(String::from("there is such a session"));
         }
@@ -537,6 +540,12 @@ impl Group<'_, '_> {
             return Err(String::from("there are as many sessions as may be"));
         }
         Ok(())
+    }
+
+    /// Whether the key of a session may have sessions under its policy.
+    fn may_keep(&self, of: &KeeperOf) -> bool {
+        let may = |key: &Key| key.id == of.key && key.scopes.contains(&Scope::Keep) && key.policies.contains(&of.policy);
+        self.settings.front.keys.iter().any(may)
     }
 
     /// Whether there are as many keepers as may be, of all keys or of this one; also those that are
@@ -554,11 +563,12 @@ impl Group<'_, '_> {
         command.arg0("stockade").args(["serve-keeper", "--key", &of.key, "--policy", &of.policy]);
         command.stdin(OwnedFd::from(its)).stdout(Stdio::null());
         let keeper = Keeping { of, process: Process::spawn(command, ours)? };
-        if let Some(front) = &self.front {
-            keeper.connect(front)?;
+        let connected = self.front.as_ref().map_or(Ok(()), |front| keeper.connect(front));
+        match connected {
+            Ok(()) => self.keepers.push(keeper),
+            Err(_) => keeper.process.end(),
         }
-        self.keepers.push(keeper);
-        Ok(())
+        connected
     }
 
     /// Answers what workers ask for, and hands on the images that were made.
@@ -628,9 +638,13 @@ impl Group<'_, '_> {
 
     /// Notes that a process has ended by itself.
     fn note(&mut self, process: Option<&Process>, what: &'static str) -> Result<(), ServiceError> {
-        let short = process.is_some_and(|process| process.began.elapsed() < SHORT_LIFE);
-        self.failed = if short { self.failed + 1 } else { 0 };
-        if self.failed >= MAX_FAILED { Err(ServiceError::Fails { what }) } else { Ok(()) }
+        if process.is_none_or(|process| process.began.elapsed() >= SHORT_LIFE) {
+            self.failed = None;
+            return Ok(());
+        }
+        let earlier = self.failed.filter(|(_, last)| last.elapsed() < FORGIVEN).map_or(0, |(count, _)| count);
+        self.failed = Some((earlier + 1, Instant::now()));
+        if earlier + 1 >= MAX_FAILED { Err(ServiceError::Fails { what }) } else { Ok(()) }
     }
 
     /// Sends the settings to the front.
@@ -644,17 +658,19 @@ impl Group<'_, '_> {
 
     fn reload(&mut self) {
         notify::reloading();
-        match (self.service.read_again)() {
+        let read = (self.service.read_again)();
+        // That may take as long as half of what the manager's watchdog waits, and so may the front.
+        notify::alive();
+        match read {
             Ok(settings) => {
                 (self.settings, self.not_taken) = (settings, None);
-                self.tell_front();
                 self.templates.reload(&terms(self.service, &self.settings, &self.worker_ids()));
+                // Before the front: it lets in what a worker would still refuse.
                 for worker in &mut self.workers {
                     worker.update_table(&self.settings);
                 }
-                let keys = &self.settings.front.keys;
-                let may_stay = |of: &KeeperOf| keys.iter().any(|key| key.id == of.key && key.policies.contains(&of.policy));
-                for keeper in self.keepers.iter().filter(|keeper| !may_stay(&keeper.of)) {
+                self.tell_front();
+                for keeper in self.keepers.iter().filter(|keeper| !self.may_keep(&keeper.of)) {
                     let _ended = kill_process(Pid::from_child(&keeper.process.child), Signal::TERM);
                 }
                 (self.service.tell)("stockade: the configuration was read again");
@@ -675,8 +691,7 @@ impl Group<'_, '_> {
     /// Lets runs end, up to a time, cancels the others, and ends all processes.
     fn drain(&mut self) -> Result<(), ServiceError> {
         notify::stopping(self.service.drain + 3 * LAST);
-        let Some(front) = &self.front else { return Ok(()) };
-        let _ended = send(&front.socket, &FromSupervisor::Drain);
+        let _ended = self.front.as_ref().map(|front| send(&front.socket, &FromSupervisor::Drain));
         self.wait_for_front(self.service.drain)?;
         if self.front.as_mut().is_some_and(|front| !front.has_ended()) {
             for process in self.workers.iter().map(|worker| &worker.process).chain(self.keepers.iter().map(|keeper| &keeper.process)) {

@@ -30,6 +30,9 @@ const MAX_BROKEN: u32 = 3;
 /// All images together that may still be lent have at most this part of the memory that runs share. Workers
 /// keep what they were lent.
 const PART_OF_MEMORY: u64 = 8;
+/// For so long an image does not make room for one of another template. With more templates in use than there
+/// is room for, each would otherwise be made anew for every run.
+const HELD: Duration = Duration::from_secs(60);
 
 /// A template that a policy of the service has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +104,8 @@ struct State {
     broken: u32,
     /// Workers that wait for the next.
     waiting: Vec<u32>,
+    /// Bytes of the last image; 0 before there was one.
+    size: u64,
     used: u64,
 }
 
@@ -188,16 +193,14 @@ impl TemplateStore {
                 return Vec::new();
             }
             Progress::Made(image) => self.keep(&of, image, begun, terms),
-            Progress::Broken(why) => {
-                let state = self.all.entry(of.clone()).or_default();
-                state.broken += 1;
-                if state.broken < MAX_BROKEN {
+            Progress::Broken(why) => match self.all.get_mut(&of) {
+                Some(state) if state.broken + 1 < MAX_BROKEN => {
+                    state.broken += 1;
                     self.queue.push_back(of.clone());
                     Ok(Vec::new())
-                } else {
-                    Err(why)
                 }
-            }
+                _ => Err(why),
+            },
             Progress::Refused(why) => Err(why),
         };
         let mut replies = came.unwrap_or_else(|why| self.refuse(&of, why, terms));
@@ -215,12 +218,17 @@ impl TemplateStore {
     }
 
     /// Has another image made where there are fewer good ones than the policy wants. One that would take the
-    /// place of a good one of the same template is not made.
+    /// place of a good one of the same template is not made, nor of one of another that was made just now.
     fn make_more(&mut self, of: &TemplateOf, served: &ServedTemplate, terms: &Terms<'_>) {
         let is_good = |kept: &&StoredImage| kept.runs_left > 0 && kept.since.elapsed() < served.max_age;
         let images = self.all.get(of).map_or(&[][..], |state| &state.images);
         let (good, largest) = (images.iter().filter(is_good).count(), images.iter().map(|kept| kept.image.made.size).max());
         if good > 0 && (good as u64 + 1) * largest.unwrap_or(0) > terms.memory / PART_OF_MEMORY {
+            return;
+        }
+        let others = self.all.iter().filter(|(other, _)| *other != of).flat_map(|(_, state)| &state.images);
+        let held: u64 = others.filter(|kept| kept.since.elapsed() < HELD).map(|kept| kept.image.made.size).sum();
+        if held + self.all.get(of).map_or(0, |state| state.size) > terms.memory / PART_OF_MEMORY {
             return;
         }
         let is_underway = self.queue.contains(of) || self.making.as_ref().is_some_and(|(making, ..)| making == of);
@@ -261,7 +269,7 @@ impl TemplateStore {
         let kept = StoredImage { number: self.last, image, known: Arc::new(known), since: Instant::now(), runs_left: served.max_runs };
         while self.size() + size > most && self.drop_oldest(of) {}
         let state = self.all.entry(of.clone()).or_default();
-        state.broken = 0;
+        (state.broken, state.size) = (0, size);
         // One that is too old served until now.
         state.images.retain(|kept| kept.since.elapsed() < served.max_age);
         state.images.push(kept);
@@ -290,10 +298,9 @@ impl TemplateStore {
 
     /// None is made again for some time, unless the settings are read anew.
     fn refuse(&mut self, of: &TemplateOf, why: String, terms: &Terms<'_>) -> Vec<Reply> {
-        if let Some(served) = terms.served(of) {
-            (terms.tell)(&format!("stockade: {}: refused: {why}", named(of, served)));
-        }
-        let state = self.all.entry(of.clone()).or_default();
+        // Its key or its policy has gone meanwhile.
+        let (Some(served), Some(state)) = (terms.served(of), self.all.get_mut(of)) else { return Vec::new() };
+        (terms.tell)(&format!("stockade: {}: refused: {why}", named(of, served)));
         state.images.clear();
         let waiting = std::mem::take(&mut state.waiting);
         state.refused = Some((why.clone(), Instant::now()));
@@ -441,6 +448,33 @@ mod tests {
         assert_eq!((lend(true), lend(false)), (false, true));
         let mut state = State { images: vec![stored(1, Instant::now())], ..State::default() };
         assert!(state.lend(7, &of("one", Some("a")), true, &templates[0], &terms).is_some());
+    }
+
+    #[test]
+    fn an_image_that_was_made_just_now_makes_no_room_for_another_template() {
+        let (keys, templates) = ([key("a", &["one", "two"])], [served("one", false, 0), served("two", false, 0)]);
+        // Room for one image of one byte.
+        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: PART_OF_MEMORY, account: None, tell: &|_| () };
+        let (one, two) = (of("one", Some("a")), of("two", Some("a")));
+        let queued = |since| {
+            let mut store = TemplateStore::default();
+            store.all.insert(one.clone(), State { images: vec![stored(1, since)], size: 1, ..State::default() });
+            store.all.insert(two.clone(), State { size: 1, ..State::default() });
+            store.make_more(&two, &templates[1], &terms);
+            store.queue.len()
+        };
+        let now = Instant::now();
+        assert_eq!((queued(now), queued(now.checked_sub(HELD).unwrap())), (0, 1));
+    }
+
+    #[test]
+    fn what_comes_of_a_template_that_has_gone_is_forgotten() {
+        let (keys, templates) = ([key("a", &["one"])], [served("one", false, 0)]);
+        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
+        let (mut store, gone) = (TemplateStore::default(), of("one", Some("a")));
+        assert!(store.refuse(&gone, String::from("why"), &terms).is_empty() && store.all.is_empty());
+        store.all.insert(gone.clone(), State { waiting: vec![7], ..State::default() });
+        assert_eq!(store.refuse(&gone, String::from("why"), &terms).len(), 1);
     }
 
     #[test]

@@ -95,6 +95,7 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
         said: FrameDecoder::default(),
         supervisor: FromAbove { socket: supervisor, said: FrameDecoder::default(), files: VecDeque::new() },
         table: WorkerTable::default(),
+        is_table_outdated: false,
         signals: Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?,
     };
     // No run is told of before the table is there.
@@ -134,6 +135,8 @@ struct Worker {
     said: FrameDecoder,
     supervisor: FromAbove,
     table: WorkerTable,
+    /// The supervisor is about to send another.
+    is_table_outdated: bool,
     signals: Signals,
 }
 
@@ -216,11 +219,13 @@ impl Worker {
                 match message {
                     FromSupervisor::Table => {
                         self.table = self.supervisor.file_of_json()?;
+                        self.is_table_outdated = false;
                         send(&self.supervisor.socket, &ToSupervisor::HasTable)?;
                         self.runner.be_ready_for(self.table.ready_for.clone());
                         self.runner.forget_templates();
                         has_table = true;
                     }
+                    FromSupervisor::TableOutdated => self.is_table_outdated = true,
                     FromSupervisor::Template(lent) => {
                         let lease = self.supervisor.lease(&lent)?;
                         self.runner.give_template(&lent.of, lease);
@@ -240,8 +245,10 @@ impl Worker {
         let Begin { run: _, key, policy, length, output } = begin;
         let Some((request, cancelled)) = read_whole(&mut self.front, &mut self.said, length)? else { return Ok(None) };
         // A key may have gone, or a policy of it, since the front has let the request in.
-        if self.wait(Some(Duration::ZERO))?.supervisor && !self.read_supervisor(false)? {
-            return Ok(None);
+        while self.is_table_outdated || self.wait(Some(Duration::ZERO))?.supervisor {
+            if !self.read_supervisor(false)? {
+                return Ok(None);
+            }
         }
         if !self.table.policies.get(&key).is_some_and(|policies| policies.contains(&policy)) {
             let refusal = NotGranted { key: key.clone(), policy: policy.clone() };
