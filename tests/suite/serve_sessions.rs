@@ -129,6 +129,36 @@ fn a_session_is_of_one_key_one_policy_and_has_its_quotas() {
     service.end();
 }
 
+test!(Both, a_session_ends_with_its_key_also_while_code_runs_in_it);
+fn a_session_ends_with_its_key_also_while_code_runs_in_it() {
+    let mark = token("revoked");
+    let service = service("", "");
+    let with_key = fs::read_to_string(service.keys()).unwrap();
+    // The control: of a session that goes on, the key reads the file.
+    let session = open(&service, &json!({}));
+    run(&service, &session, "open('kept', 'w').write('secret')").ran("");
+    let read = |session: &str| service.ask("GET", &format!("{session}/files/kept"), &service.token, &Value::Null);
+    assert_eq!(read(&session).status, 200);
+    let code = format!("import subprocess; subprocess.run(['sh', '-c', 'sleep 60; : {mark}'])");
+    let body = json!({ "code": code }).to_string();
+    let fields = [&*format!("Authorization: Bearer {}", service.token), "Content-Type: application/json"];
+    let head = super::serve::head("POST", &format!("{session}/run"), &fields, body.len());
+    let mut client = service.connect();
+    std::io::Write::write_all(&mut client, (head + &body).as_bytes()).unwrap();
+    assert!(eventually(scaled(Duration::from_secs(10)), || host_process_with(&mark)));
+    fs::write(service.keys(), with_key.replace("id = \"test\"", "id = \"other\"")).unwrap();
+    service.signal("HUP");
+    assert_eq!(super::serve::read_answer(client).body["verdict"], "cancelled");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()), "{}", service.log());
+    // The next who has this id finds nothing of it.
+    fs::write(service.keys(), with_key).unwrap();
+    service.signal("HUP");
+    let is_back = || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).body == json!({"sessions": []});
+    assert!(eventually(scaled(Duration::from_secs(5)), is_back));
+    assert_eq!(read(&session).status, 404);
+    service.end();
+}
+
 test!(Both, a_session_outlives_its_front_and_ends_when_nothing_is_asked_of_it);
 fn a_session_outlives_its_front_and_ends_when_nothing_is_asked_of_it() {
     let mut service = service("", "");

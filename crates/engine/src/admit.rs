@@ -36,8 +36,8 @@ use crate::{
 };
 use host_view::{HostQuery, HostView};
 use request::well_formed;
-pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request, unique_stem};
 pub(crate) use request::{Parts, check_relative, parse_limits};
+pub use request::{decode, parse_request, random_bytes, read_request, unique_stem};
 pub use rights::check_grants;
 pub(crate) use rights::{open_scratch, scratch_of};
 pub use sandbox::RunSandbox;

@@ -41,7 +41,7 @@ use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule}
 use stockade_protocol::{NO_TEMPLATE, Report, Request, StartKind, screen::Action};
 
 use admit::RunSandbox;
-pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
+pub use admit::{Admission, Image, Origin, Purpose, RunSettings};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
 use caller::{CallerError, Identity};
@@ -50,6 +50,7 @@ use facts::FileId;
 pub use policies::{LoadedPolicy, ancestry, list_policies, load_policy, lookup_context};
 use pool::{NotPrestarted, Pool};
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
+pub use stockade_protocol::MAX_REQUEST;
 // What clients of a run need of the crates below: they link this one alone.
 pub use stockade_launcher::{
     Asked, Client, OUTPUT_UNWRITABLE, SocketClient, nonblocking,

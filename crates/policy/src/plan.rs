@@ -466,7 +466,11 @@ fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, sc
     };
     let is_read = words.iter().any(|word| word.contains("{file}"));
     let path = file.0.join(&file.1);
-    let place = |word: &String| word.replace("{file}", &path.to_string_lossy()).replace(OUTPUT, &output.to_string_lossy());
+    // The request names the file: nothing is replaced in that name.
+    let place = |word: &String| {
+        let around: Vec<String> = word.split("{file}").map(|part| part.replace(OUTPUT, &output.to_string_lossy())).collect();
+        around.join(&path.to_string_lossy())
+    };
     let mut argv = vec![program.to_string_lossy().into_owned()];
     argv.extend(words.iter().skip(1).map(place));
     if run_request.step != Some(RunStep::Compile) {

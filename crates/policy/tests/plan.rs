@@ -221,6 +221,11 @@ fn a_compiler_and_its_program_are_planned_apart_and_share_what_they_write() {
     let has = |plan: &Plan| plan.environment.contains(&String::from("EXTRA"));
     assert_eq!((has(&compiler), has(&program)), (false, true));
     assert!(compiler.session && program.session && compiler.is_set_up_like(&program));
+    // The name of the code's file is the request's: what stands in it is no place of the policy's.
+    let mut named = request(Some(RunStep::Compile));
+    named.program =
+        Program::Code { language: Some(String::from("bash")), filename: Some(String::from("x{output}{file}")), stem: String::new() };
+    assert_eq!(planned(&policy, &facts, &named).unwrap().argv[1..], ["/scratch/x{output}{file}", "-o=/tmp/compiled"]);
     // In a session the names are those that nothing in it has; a scratch below /tmp is no place either.
     let session = RunRequest { session: true, ..request(Some(RunStep::Compile)) };
     assert_eq!(planned(&policy, &facts, &session).unwrap().argv[1..], ["/scratch/stockade_0.sh", "-o=/tmp/stockade_0"]);

@@ -40,4 +40,4 @@ pub use limit::{LimitError, LimitKey, Limits, Quantity};
 #[cfg(feature = "json")]
 pub use report::*;
 #[cfg(feature = "json")]
-pub use request::{Base64, Encoding, LimitValue, NO_TEMPLATE, Request, Stdin, TextOrBase64};
+pub use request::{Base64, Encoding, LimitValue, MAX_REQUEST, NO_TEMPLATE, Request, Stdin, TextOrBase64};

@@ -15,6 +15,9 @@ use crate::{LimitError, LimitKey};
 /// What a request or a runtime names in place of a template to have none.
 pub const NO_TEMPLATE: &str = "none";
 
+/// The largest request as JSON, in bytes.
+pub const MAX_REQUEST: usize = 64 << 20;
+
 /// One request of `stockade exec`, as the caller wrote it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -12,13 +12,11 @@ use stockade_policy::{
     model::Policy,
     plan::{MAIN, Plan, Program, RunRequest, find_runtime},
 };
-use stockade_protocol::{LimitError, LimitKey, LimitValue, NO_TEMPLATE, Request, TextOrBase64, Verdict};
+use stockade_protocol::{LimitError, LimitKey, LimitValue, MAX_REQUEST, NO_TEMPLATE, Request, TextOrBase64, Verdict};
 
 use super::{FileBytes, Origin, RunSettings, StdinBytes};
 use crate::{Options, Refusal, RefusalCause};
 
-/// The largest request, in bytes.
-pub const MAX_REQUEST: usize = 64 << 20;
 /// Files that one request may bring.
 const MAX_FILES: usize = 10_000;
 /// Patterns of one request: the launcher compares each with every file of scratch, when no limit

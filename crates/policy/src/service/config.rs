@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use stockade_protocol::LimitKey;
+use stockade_protocol::{LimitKey, MAX_REQUEST};
 use toml::de::{DeTable, DeValue};
 
 use super::{ServiceError, duration, refuse_if_wrong, size};
@@ -251,6 +251,10 @@ impl ServiceLimits {
     fn read(&mut self, table: &DeTable<'_>, reader: &mut DocumentReader<'_>) {
         reader.known_names(table, ["body", "buffers", "stream_size", "drain"].into_iter(), "[limits]");
         let body = reader.text(table, "body", |text| size("body", 1 << 10, "a size such as \"64MiB\"; at least \"1KiB\"", text));
+        if let Some(written) = body.as_ref().filter(|body| body.value > MAX_REQUEST as u64) {
+            let diagnostic = Diagnostic::new("a request has at most 64MiB", "here");
+            reader.problems.add(&written.span, diagnostic.help("`body` is at most \"64MiB\""));
+        }
         let buffers = reader.text(table, "buffers", |text| size("buffers", 1 << 20, "a size such as \"512MiB\"; at least \"1MiB\"", text));
         let stream_size = |text: &str| size("stream_size", 1 << 10, "a size such as \"8MiB\"; at least \"1KiB\"", text);
         self.stream_size = reader.text(table, "stream_size", stream_size).map_or(self.stream_size, |at| at.value);
@@ -526,7 +530,8 @@ policy = "/etc/own.toml"
             (capacity("sessions = 0"), "1 to 10000"),
             (limits("body = \"1023B\""), "at least \"1KiB\""),
             (limits("body = \"64MB\""), "such as \"64MiB\""),
-            (limits("body = \"1GiB\""), "does not fit into buffers of 512MiB"),
+            (limits("buffers = \"32MiB\""), "a body of 64MiB does not fit into buffers of 32MiB"),
+            (limits("body = \"65MiB\""), "a request has at most 64MiB"),
             (limits("buffers = \"32MiB\""), "a body of 64MiB does not fit"),
             (limits("drain = \"2h\""), "\"100ms\" to \"1h\""),
             (limits("stream_size = \"8B\""), "at least \"1KiB\""),

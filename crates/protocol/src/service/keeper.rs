@@ -25,6 +25,24 @@ pub struct KeeperOf {
     pub labels: BTreeMap<String, String>,
 }
 
+impl KeeperOf {
+    /// Letters of a session's number.
+    pub const NUMBER: usize = 16;
+    /// The longest time that one is kept without being used, in milliseconds.
+    pub const MAX_IDLE_MS: u64 = 86_400_000;
+    /// The most labels.
+    pub const MAX_LABELS: usize = 64;
+    /// The most bytes of all labels as JSON.
+    pub const MAX_LABEL_BYTES: usize = 16 << 10;
+
+    /// Whether an honest front could ask for this: the next front would show and address it.
+    pub fn is_well_formed(&self) -> bool {
+        let is_number = self.session.len() == Self::NUMBER && self.session.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let fits = serde_json::to_vec(&self.labels).is_ok_and(|text| text.len() <= Self::MAX_LABEL_BYTES);
+        is_number && (1000..=Self::MAX_IDLE_MS).contains(&self.idle_ms) && self.labels.len() <= Self::MAX_LABELS && fits
+    }
+}
+
 /// Why a session was not started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,5 +74,26 @@ impl Message for FromFront {
             96 => from_json(payload).map(FromFront::Keep),
             _ => Err(Malformed::Kind(kind)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_no_client_could_have_asked_for_is_seen() {
+        let of = |session: &str, idle_ms, label: usize| KeeperOf {
+            session: session.into(),
+            key: "k".into(),
+            policy: "default".into(),
+            idle_ms,
+            labels: [("name".into(), "x".repeat(label))].into(),
+        };
+        assert!(of("0123456789abcdef", 1000, 16_000).is_well_formed());
+        for (session, idle_ms) in [("x/../0", 1000), ("0123456789ABCDEF", 1000), ("0123456789abcdef", u64::MAX), ("0123456789abcdef", 0)] {
+            assert!(!of(session, idle_ms, 1).is_well_formed(), "{session} {idle_ms}");
+        }
+        assert!(!of("0123456789abcdef", 1000, KeeperOf::MAX_LABEL_BYTES).is_well_formed());
     }
 }

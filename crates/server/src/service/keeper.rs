@@ -70,8 +70,16 @@ pub fn keep(supervisor: OwnedFd, key: &str, policy: &str, account: Option<Caller
             return Ok(send_answer(&front, &refused)?);
         }
     };
-    let mut keeper =
-        Keeper { session, front, said: FrameDecoder::default(), above, signals, key: key.to_owned(), policy: policy.to_owned() };
+    let mut keeper = Keeper {
+        session,
+        front,
+        said: FrameDecoder::default(),
+        above,
+        signals,
+        is_told_to_end: false,
+        key: key.to_owned(),
+        policy: policy.to_owned(),
+    };
     loop {
         match keeper.serve()? {
             Served::Closed => return Ok(()),
@@ -131,6 +139,8 @@ struct Keeper {
     said: FrameDecoder,
     above: FromAbove,
     signals: Signals,
+    /// A signal has ended its last run: it keeps nothing any more.
+    is_told_to_end: bool,
     key: String,
     policy: String,
 }
@@ -155,7 +165,8 @@ impl Keeper {
                     }
                 }
             };
-            let Some((bytes, cancelled)) = read_whole(&mut self.front, &mut self.said, length)? else { return Ok(Served::FrontGone) };
+            let read = read_whole(&mut self.front, &mut self.said, &self.signals, length)?;
+            let Some((bytes, cancelled)) = read else { return Ok(Served::FrontGone) };
             let answer = match begin {
                 Some(begin) => self.run(&begin, &bytes, cancelled)?,
                 None => match parse(&bytes) {
@@ -174,7 +185,11 @@ impl Keeper {
                     }
                 },
             };
-            if send_answer(&self.front, &answer).is_err() {
+            let is_sent = send_answer(&self.front, &answer).is_ok();
+            if self.is_told_to_end {
+                return Ok(Served::Closed);
+            }
+            if !is_sent {
                 return Ok(Served::FrontGone);
             }
         }
@@ -226,11 +241,13 @@ impl Keeper {
                     has_begun: false,
                     unsent: Vec::new(),
                     left_out: PerStream::default(),
+                    is_told_to_end: false,
                 };
                 let report = self.session.run(&request, &mut client);
                 if client.is_wild {
                     return Err(WorkerError::Unexpected("what is not said during a run"));
                 }
+                self.is_told_to_end = client.is_told_to_end;
                 let unsent = client.take_unsent();
                 // A front that is gone is seen when the answer is sent.
                 let _unheard = self.front.write_all(&unsent);

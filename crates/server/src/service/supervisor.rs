@@ -25,8 +25,8 @@ use rustix::{
 };
 use stockade_engine::{caller::Caller, companion, own_program::own_program_of_service, signals::Signals};
 use stockade_protocol::service::{
-    FrameDecoder, FromFront, FromSupervisor, KeeperOf, Key, Lack, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
-    WorkerTable,
+    FrameDecoder, FromFront, FromSupervisor, KeeperOf, Key, Lack, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings,
+    ToSupervisor, WorkerTable,
 };
 
 use super::{
@@ -45,6 +45,8 @@ const MAX_FAILED: u32 = 5;
 const FORGIVEN: Duration = Duration::from_secs(60);
 /// After this time a process that could not be started is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// So many requests of the front are answered before all else gets its turn.
+const KEEPERS_AT_A_TIME: u32 = 16;
 /// How long those that are told to end have for it, beyond the time to drain.
 const LAST: Duration = Duration::from_secs(5);
 /// How long a front has to take the sockets before the service is said to be ready all the same.
@@ -298,6 +300,7 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
         settings: service.settings.clone(),
         front: None,
         watch: FrontWatch::new(),
+        front_says_more: false,
         not_taken: None,
         workers: Vec::new(),
         keepers: Vec::new(),
@@ -364,12 +367,15 @@ struct Group<'s, 'a> {
     settings: ServiceSettings,
     front: Option<Process>,
     watch: FrontWatch,
+    /// Not all that it has said was read.
+    front_says_more: bool,
     /// Why the settings that were read last were not taken.
     not_taken: Option<String>,
     workers: Vec<Worker>,
     keepers: Vec<Keeping>,
     templates: TemplateStore,
-    /// Workers of a front that has ended, and when: each cancels its run and records it, and ends.
+    /// Workers of a front that has ended, and keepers whose key has gone, and since when: each cancels its
+    /// run and records it, and ends.
     leaving: Vec<(Process, Instant)>,
     /// How many processes failed, one after the other, and when the last did.
     failed: Option<(u32, Instant)>,
@@ -502,7 +508,8 @@ impl Group<'_, '_> {
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         fds.extend(speakers.chain(self.templates.maker()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let next = self.next_try.into_iter().fold(self.watch.next(), Instant::min);
+        let now = self.front_says_more.then(Instant::now);
+        let next = self.next_try.into_iter().chain(now).fold(self.watch.next(), Instant::min);
         match poll(&mut fds, Some(&timespec(next.saturating_duration_since(Instant::now())))) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(ServiceError::Wait(errno)),
@@ -510,12 +517,17 @@ impl Group<'_, '_> {
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let mut fds = fds.iter().skip(1);
         let has_ended = fds.by_ref().take(processes.len()).filter(|fd| is_ready(fd)).count() > 0;
-        Ok(Woken { has_ended, has_said: fds.any(is_ready) })
+        Ok(Woken { has_ended, has_said: self.front_says_more || fds.any(is_ready) })
     }
 
-    /// Starts the keepers that the front asks for.
+    /// Starts the keepers that the front asks for: some at a time, as there may be no end of them.
     fn serve_front(&mut self) {
-        while let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::hear) {
+        for count in 1.. {
+            self.front_says_more = count > KEEPERS_AT_A_TIME;
+            if self.front_says_more {
+                break;
+            }
+            let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::hear) else { break };
             let session = of.session.clone();
             let is_full = self.is_full(&of);
             let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
@@ -530,6 +542,9 @@ impl Group<'_, '_> {
 
     /// Whether the front may have this keeper: its word alone is not enough.
     fn check_keeper(&self, of: &KeeperOf) -> Result<(), String> {
+        if !of.is_well_formed() {
+            return Err(String::from("the front asks for a session that no client could have asked for"));
+        }
         if !self.may_keep(of) {
             return Err(format!("key {} may have no session under policy {}", of.key, of.policy));
         }
@@ -602,8 +617,8 @@ impl Group<'_, '_> {
         self.workers.iter().map(|worker| worker.process.child.id()).collect()
     }
 
-    /// Kills workers that have outlived their front for too long: something else has their sockets. What they
-    /// leave, the next start of a run sweeps.
+    /// Kills those that have not ended for too long: something else has a worker's socket, or a keeper does
+    /// not come to its end. What they leave, the next start of a run sweeps.
     fn end_leaving(&mut self) {
         for (worker, _) in self.leaving.iter_mut().filter(|(_, since)| since.elapsed() > 2 * LAST) {
             // It is reaped when it has ended.
@@ -617,7 +632,7 @@ impl Group<'_, '_> {
         self.keepers.retain_mut(|keeper| !keeper.process.has_ended());
         if self.front.as_mut().is_some_and(Process::has_ended) {
             let front = self.front.take();
-            self.note(front.as_ref(), "the front")?;
+            self.note(front, "the front")?;
             (self.service.tell)("stockade: the front has ended, and is started again with its workers");
             let now = Instant::now();
             self.leaving.extend(self.workers.drain(..).map(|worker| (worker.process, now)));
@@ -630,16 +645,20 @@ impl Group<'_, '_> {
                 continue;
             }
             let worker = self.workers.swap_remove(index);
-            self.note(Some(&worker.process), "a worker")?;
+            self.note(Some(worker.process), "a worker")?;
             (self.service.tell)("stockade: a worker has ended, and is replaced");
         }
         Ok(())
     }
 
     /// Notes that a process has ended by itself.
-    fn note(&mut self, process: Option<&Process>, what: &'static str) -> Result<(), ServiceError> {
-        if process.is_none_or(|process| process.began.elapsed() >= SHORT_LIFE) {
+    fn note(&mut self, process: Option<Process>, what: &'static str) -> Result<(), ServiceError> {
+        let Some(mut process) = process.filter(|process| process.began.elapsed() < SHORT_LIFE) else {
             self.failed = None;
+            return Ok(());
+        };
+        // One whose front, or whose run, is gone ends well.
+        if matches!(process.child.try_wait(), Ok(Some(status)) if status.success()) {
             return Ok(());
         }
         let earlier = self.failed.filter(|(_, last)| last.elapsed() < FORGIVEN).map_or(0, |(count, _)| count);
@@ -670,9 +689,7 @@ impl Group<'_, '_> {
                     worker.update_table(&self.settings);
                 }
                 self.tell_front();
-                for keeper in self.keepers.iter().filter(|keeper| !self.may_keep(&keeper.of)) {
-                    let _ended = kill_process(Pid::from_child(&keeper.process.child), Signal::TERM);
-                }
+                self.end_keepers();
                 (self.service.tell)("stockade: the configuration was read again");
             }
             Err(NotTaken { why, lacks }) => {
@@ -686,6 +703,17 @@ impl Group<'_, '_> {
             }
         }
         notify::ready(&self.status());
+    }
+
+    /// Tells the keepers whose key may have no such session any more to end.
+    fn end_keepers(&mut self) {
+        let now = Instant::now();
+        let (stay, end): (Vec<_>, Vec<_>) = std::mem::take(&mut self.keepers).into_iter().partition(|keeper| self.may_keep(&keeper.of));
+        self.keepers = stay;
+        for Keeping { process, .. } in end {
+            let _ended_meanwhile = kill_process(Pid::from_child(&process.child), Signal::TERM);
+            self.leaving.push((process, now));
+        }
     }
 
     /// Lets runs end, up to a time, cancels the others, and ends all processes.

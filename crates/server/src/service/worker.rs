@@ -96,6 +96,7 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
         supervisor: FromAbove { socket: supervisor, said: FrameDecoder::default(), files: VecDeque::new() },
         table: WorkerTable::default(),
         is_table_outdated: false,
+        is_told_to_end: false,
         signals: Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?,
     };
     // No run is told of before the table is there.
@@ -111,6 +112,9 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
             send(&worker.front, &FromWorker::Result(part.to_vec()))?;
         }
         send(&worker.front, &FromWorker::End)?;
+        if worker.is_told_to_end {
+            return Ok(());
+        }
     }
 }
 
@@ -137,6 +141,8 @@ struct Worker {
     table: WorkerTable,
     /// The supervisor is about to send another.
     is_table_outdated: bool,
+    /// A signal has ended its last run.
+    is_told_to_end: bool,
     signals: Signals,
 }
 
@@ -243,7 +249,7 @@ impl Worker {
     /// What comes of a run; none: the front has ended before its request was whole.
     fn answer(&mut self, begin: Begin) -> Result<Option<Report>, WorkerError> {
         let Begin { run: _, key, policy, length, output } = begin;
-        let Some((request, cancelled)) = read_whole(&mut self.front, &mut self.said, length)? else { return Ok(None) };
+        let Some((request, cancelled)) = read_whole(&mut self.front, &mut self.said, &self.signals, length)? else { return Ok(None) };
         // A key may have gone, or a policy of it, since the front has let the request in.
         while self.is_table_outdated || self.wait(Some(Duration::ZERO))?.supervisor {
             if !self.read_supervisor(false)? {
@@ -265,11 +271,13 @@ impl Worker {
             has_begun: false,
             unsent: Vec::new(),
             left_out: PerStream::default(),
+            is_told_to_end: false,
         };
         let report = self.runner.run(&key, &policy, &request, &mut client);
         if client.is_wild {
             return Err(WorkerError::Unexpected("what is not said during a run"));
         }
+        self.is_told_to_end = client.is_told_to_end;
         let unsent = client.take_unsent();
         self.front.write_all(&unsent)?;
         Ok(Some(report))
@@ -329,9 +337,15 @@ impl FromAbove {
     }
 }
 
-/// So many bytes that the front has announced, and whether they are cancelled; none: it has ended. A
-/// cancellation that was read along with the last of them counts: the socket will not become readable for it.
-pub(super) fn read_whole(front: &mut UnixStream, said: &mut FrameDecoder, length: u64) -> Result<Option<(Vec<u8>, bool)>, WorkerError> {
+/// So many bytes that the front has announced, and whether they are cancelled; none: it has ended, or a signal
+/// has come for this process, which is left to be taken. A cancellation that was read along with the last of
+/// them counts: the socket will not become readable for it.
+pub(super) fn read_whole(
+    front: &mut UnixStream,
+    said: &mut FrameDecoder,
+    signals: &Signals,
+    length: u64,
+) -> Result<Option<(Vec<u8>, bool)>, WorkerError> {
     if length > MAX_REQUEST as u64 {
         return Err(WorkerError::Unexpected("a request that is too long"));
     }
@@ -344,9 +358,18 @@ pub(super) fn read_whole(front: &mut UnixStream, said: &mut FrameDecoder, length
             Some(ToWorker::Cancel) => return Ok(Some((bytes, true))),
             None if bytes.len() as u64 == length => return Ok(Some((bytes, false))),
             // A front whose socket cannot be read has ended, too.
-            None if read_into(front, said).unwrap_or(false) => {}
+            None if !has_signal(front, signals)? && read_into(front, said).unwrap_or(false) => {}
             None => return Ok(None),
         }
+    }
+}
+
+/// Whether a signal has come, once there is one or the socket can be read.
+fn has_signal(socket: &UnixStream, signals: &Signals) -> Result<bool, WorkerError> {
+    let mut fds = [PollFd::new(signals, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+    match poll(&mut fds, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+        Err(errno) => Err(io::Error::from(errno).into()),
     }
 }
 
@@ -380,6 +403,8 @@ pub(super) struct FrontClient<'a> {
     pub(super) unsent: Vec<u8>,
     /// Bytes that found no room there.
     pub(super) left_out: PerStream<u64>,
+    /// A signal that cancelled the run was for this process: nothing more is run.
+    pub(super) is_told_to_end: bool,
 }
 
 impl FrontClient<'_> {
@@ -455,7 +480,9 @@ impl Client for FrontClient<'_> {
         }
     }
 
-    fn signalled(&mut self, _: i32) {}
+    fn signalled(&mut self, signal: i32) {
+        self.is_told_to_end |= ending(signal);
+    }
 
     fn begins(&mut self) {
         if std::mem::replace(&mut self.has_begun, true) {
