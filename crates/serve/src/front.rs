@@ -7,6 +7,8 @@
 
 mod buffers;
 mod handle;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 use std::{
@@ -635,30 +637,4 @@ impl State {
 
 fn draining() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service ends, and takes no more requests").after(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_that_is_prepared_for_a_request_comes_before_one_for_none_and_that_before_others() {
-        let prepared = |key: Option<&str>, policy: &str, languages: &[&str]| Prepared {
-            key: key.map(str::to_owned),
-            policy: policy.to_owned(),
-            languages: languages.iter().map(|name| (*name).to_owned()).collect(),
-        };
-        let asks = |language: &str| Asks { key: "a".to_owned(), policy: "p".to_owned(), language: language.to_owned() };
-        let names = ["python", "py", ""];
-        for language in names {
-            assert_eq!(asks(language).rank(Some(&prepared(None, "p", &names))), 2, "{language}");
-            assert_eq!(asks(language).rank(Some(&prepared(Some("a"), "p", &names))), 2, "{language}");
-            assert_eq!(asks(language).rank(None), 1);
-            for other in
-                [prepared(Some("b"), "p", &names), prepared(None, "q", &names), prepared(None, "p", &["sh"]), prepared(None, "p", &[])]
-            {
-                assert_eq!(asks(language).rank(Some(&other)), 0, "{other:?}");
-            }
-        }
-    }
 }

@@ -96,7 +96,9 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     let mut tries = 0;
     let (mut worker, result, queued) = loop {
         let next = tokio::select! {
-            worker = given => worker.unwrap_or_else(|_| Err(draining())),
+            // First: a worker that was handed over belongs to this run, and would end with it.
+            biased;
+            worker = &mut given => worker.unwrap_or_else(|_| Err(draining())),
             _ = &mut cancelled => Err(cancelled_in_queue()),
             () = late() => Err(queue_timeout(wait)),
         };
