@@ -207,7 +207,7 @@ fn execute_takes_its_key_in_a_field_of_its_own() {
 }
 
 /// As text, over the UNIX socket and without a key.
-fn metrics(service: &Service) -> String {
+pub(super) fn metrics(service: &Service) -> String {
     let mut stream = service.connect();
     stream.write_all(head("GET", "/metrics", &[], 0).as_bytes()).unwrap();
     let mut said = String::new();

@@ -5,9 +5,13 @@ use std::{io::Write, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::serve::{Service, head, read_answer};
+use super::{
+    serve::{Service, head, read_answer},
+    serve_facades::metrics,
+};
 use crate::support::{
     exec::stockade,
+    policy_dir::{PolicyDirectory, derived},
     runner::{eventually, test},
     timeouts::scaled,
 };
@@ -79,6 +83,31 @@ fn a_key_uses_so_much_cpu_time_an_hour() {
     assert!((3500..=3601).contains(&after), "{}", refused.head);
     service.run(burn).ran("burnt\n");
     service.run("print(1)").ran("1\n");
+    service.end();
+}
+
+test!(Both, a_compiler_uses_the_cpu_time_of_its_key, seconds 60);
+fn a_compiler_uses_the_cpu_time_of_its_key() {
+    let place = PolicyDirectory::new();
+    let runtime = |name: &str, seconds: &str| {
+        let script = format!(
+            "import shutil, sys, time\nwhile time.process_time() < {seconds}: pass\nshutil.copy(sys.argv[1], sys.argv[2])"
+        );
+        format!(
+            "[runtimes.{name}]\ncompile = [\"/usr/bin/python3\", \"-c\", {script:?}, \"{{file}}\", \"{{output}}\"]\ncommand = [\"/usr/bin/sh\", \"{{output}}\"]\nextension = \"sh\"\n"
+        )
+    };
+    let policy = place.write("compiled", &derived(&format!("{}{}", runtime("quick", "0"), runtime("slow", "1.2"))));
+    let (table, token) = key("short", "cpu_per_hour = \"1s\"");
+    let service = Service::at(place, "", &format!("{}\n", table.replace("\"default\"", &format!("{policy:?}"))));
+    let run = |language: &str| service.ask("POST", "/v1/run", &token, &json!({ "code": "echo ran", "language": language }));
+    // The control: compiling alone uses nothing up.
+    run("quick").ran("ran\n");
+    run("slow").ran("ran\n");
+    run("quick").is(429, "key_cpu");
+    let metrics = metrics(&service);
+    let used = metrics.lines().find_map(|line| line.strip_prefix("stockade_run_cpu_seconds_total{key=\"short\"} ")).expect(&metrics);
+    assert!(used.parse::<f64>().unwrap() >= 1.2, "{used}");
     service.end();
 }
 

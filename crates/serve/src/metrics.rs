@@ -74,8 +74,20 @@ pub struct Ended {
     pub started: bool,
     duration_ms: u64,
     usage: Usage,
-    /// What it was refused.
+    /// What it was refused, and its compiler.
     pub denials: Vec<Denial>,
+    audit: Option<Audit>,
+    compile: Option<Compile>,
+}
+
+/// What came of the compiler's run.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Compile {
+    verdict: String,
+    code: i32,
+    usage: Usage,
+    denials: Vec<Denial>,
     audit: Option<Audit>,
 }
 
@@ -85,6 +97,18 @@ struct Usage {
     cpu_user_ms: Option<u64>,
     cpu_system_ms: Option<u64>,
     memory_peak_bytes: Option<u64>,
+}
+
+impl Usage {
+    /// Of this run and of one before it.
+    fn and(&self, before: &Usage) -> Usage {
+        let sum = |one: Option<u64>, other: Option<u64>| one.map_or(other, |one| Some(one.saturating_add(other.unwrap_or(0))));
+        Usage {
+            cpu_user_ms: sum(self.cpu_user_ms, before.cpu_user_ms),
+            cpu_system_ms: sum(self.cpu_system_ms, before.cpu_system_ms),
+            memory_peak_bytes: self.memory_peak_bytes.max(before.memory_peak_bytes),
+        }
+    }
 }
 
 /// A denial of a result.
@@ -114,12 +138,25 @@ struct Audit {
 impl Ended {
     /// Of `exec`'s JSON.
     pub fn of(result: &[u8]) -> Self {
-        serde_json::from_slice(result).unwrap_or_default()
+        let ended: Ended = serde_json::from_slice(result).unwrap_or_default();
+        ended.with_compiler()
     }
 
-    /// The CPU time of the run, in milliseconds.
+    /// Adds what the compiler has used and was refused. Where it has made no program, the result is that of
+    /// its run, and has both already.
+    fn with_compiler(mut self) -> Self {
+        let Some(Compile { verdict, code, usage, denials, audit }) = self.compile.take() else { return self };
+        self.audit = self.audit.filter(|audit| audit.failure.is_some()).or(audit);
+        if verdict == "exited" && code == 0 {
+            self.usage = self.usage.and(&usage);
+            self.denials.extend(denials);
+        }
+        self
+    }
+
+    /// The CPU time of the run, in milliseconds, with that of its compiler.
     pub fn cpu_ms(&self) -> u64 {
-        self.usage.cpu_user_ms.unwrap_or(0) + self.usage.cpu_system_ms.unwrap_or(0)
+        self.usage.cpu_user_ms.unwrap_or(0).saturating_add(self.usage.cpu_system_ms.unwrap_or(0))
     }
 
     /// The most memory that it had, in bytes, where that is known.
@@ -210,7 +247,7 @@ impl Metrics {
         registry.register_with_unit("queue", "How long requests waited that a worker got", Unit::Seconds, self.queue.clone());
         registry.register_with_unit("start", "From the worker to the program's start", Unit::Seconds, self.start.clone());
         registry.register_with_unit("run", "From the program's start to its end", Unit::Seconds, self.run.clone());
-        registry.register_with_unit("run_cpu", "CPU time of runs", Unit::Seconds, self.cpu.clone());
+        registry.register_with_unit("run_cpu", "CPU time of runs and of their compilers", Unit::Seconds, self.cpu.clone());
         registry.register("requests", "Answered requests", self.requests.clone());
         registry.register("refused", "Problems that were answered", self.refused.clone());
         registry.register("denials", "What runs were refused inside", self.denials.clone());
@@ -278,9 +315,9 @@ impl Metrics {
         self.waiting.set(number(now.waiting));
         self.memory.set(number(now.memory));
         self.sessions.set(number(now.sessions));
-        // Those that clear up after a run, start, or are being replaced.
         // A run of a session has no worker.
         let running = now.running.min(now.workers.saturating_sub(now.idle));
+        // Those that clear up after a run, start, or are being replaced.
         let between = now.workers.saturating_sub(now.idle + running);
         for (state, count) in [("idle", now.idle), ("running", running), ("between", between)] {
             self.workers.get_or_create(&StateLabel { state }).set(number(count));
@@ -302,6 +339,8 @@ pub fn known(listed: &[&'static str], name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -348,6 +387,35 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn what_a_compiler_used_and_was_refused_counts_once() {
+        let usage = |user: u64, peak: u64| json!({ "cpu_user_ms": user, "cpu_system_ms": 1, "memory_peak_bytes": peak });
+        let denials = json!([{ "kind": "syscall", "count": 2 }]);
+        let compile = |code: i32| json!({ "verdict": "exited", "code": code, "usage": usage(500, 9), "denials": denials });
+        let counted = |result: &Value| {
+            let ended = Ended::of(result.to_string().as_bytes());
+            let denials: u64 = ended.denials.iter().map(|denial| denial.count).sum();
+            (ended.cpu_ms(), ended.memory_peak_bytes(), denials)
+        };
+        let alone = json!({ "verdict": "exited", "code": 0, "started": true, "usage": usage(20, 3), "denials": denials });
+        assert_eq!(counted(&alone), (21, Some(3), 2));
+        let with = |mut result: Value, compile: Value| {
+            result["compile"] = compile;
+            result
+        };
+        assert_eq!(counted(&with(alone, compile(0))), (522, Some(9), 4));
+        // The result of code that did not compile is the compiler's.
+        let failed = json!({ "verdict": "exited", "code": 1, "started": false, "usage": usage(500, 9), "denials": denials });
+        assert_eq!(counted(&with(failed, compile(1))), (501, Some(9), 2));
+        // A program that was made and could not be started has used nothing itself.
+        let refused = json!({ "verdict": "sandbox_error", "code": 125, "usage": {"cpu_user_ms": null} });
+        assert_eq!(counted(&with(refused, compile(0))), (501, Some(9), 2));
+        let metrics = Metrics::default();
+        let unrecorded = json!({ "verdict": "exited", "audit": {"failure": null}, "compile": {"audit": {"failure": "full"}} });
+        metrics.ended("p", "k", &Ended::of(unrecorded.to_string().as_bytes()));
+        assert!(metrics.text(Now::default()).contains("stockade_audit_failures_total 1"));
     }
 
     #[test]
