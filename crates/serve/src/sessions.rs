@@ -66,8 +66,8 @@ pub struct Session {
 /// All sessions.
 pub struct Sessions {
     open: Mutex<BTreeMap<String, Arc<Session>>>,
-    /// Those that the supervisor was asked for.
-    wanted: Mutex<BTreeMap<String, oneshot::Sender<Result<WorkerLink, NoKeeper>>>>,
+    /// Those that the supervisor was asked for and has not answered, also where nobody waits any more.
+    asked: Mutex<BTreeMap<String, oneshot::Sender<Result<WorkerLink, NoKeeper>>>>,
     wishes: mpsc::UnboundedSender<FromFront>,
 }
 
@@ -210,35 +210,43 @@ impl Session {
 impl Sessions {
     /// None yet. `wishes` go to the supervisor.
     pub fn new(wishes: mpsc::UnboundedSender<FromFront>) -> Self {
-        Sessions { open: Mutex::default(), wanted: Mutex::default(), wishes }
+        Sessions { open: Mutex::default(), asked: Mutex::default(), wishes }
     }
 
     /// How many there are of a key, and how many of all.
     pub fn count(&self, key: &str) -> (usize, usize) {
         let open = lock(&self.open);
-        let wanted = lock(&self.wanted).len();
-        (open.values().filter(|session| session.of.key == key).count(), open.len() + wanted)
+        let asked = lock(&self.asked).len();
+        (open.values().filter(|session| session.of.key == key).count(), open.len() + asked)
     }
 
-    /// The supervisor has a keeper: one that was asked for, or one of a front that has ended.
+    /// The supervisor has a keeper: one that was asked for here, or one of a front that has ended.
     pub fn add(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) {
-        let link = match lock(&self.wanted).remove(&of.session) {
-            // Who asked for it may have gone, and then it ends.
-            Some(asks) => return drop(asks.send(Ok(link))),
+        let asks = lock(&self.asked).remove(&of.session);
+        let is_asked_for = asks.is_some();
+        let link = match asks {
             None => link,
+            Some(asks) => match asks.send(Ok(link)) {
+                Ok(()) => return,
+                // The client was told that there is no session, and knows no number.
+                Err(Ok(link)) => link,
+                Err(Err(_)) => return,
+            },
         };
         let front = Arc::clone(front);
         tokio::spawn(async move {
             let mut link = link;
-            if let Ok(Ok(FromWorker::Idle(_))) = tokio::time::timeout(BEGIN, link.next()).await {
-                front.sessions.begin(&front, of, link);
+            match tokio::time::timeout(BEGIN, link.next()).await {
+                Ok(Ok(FromWorker::Idle(_))) if is_asked_for => close_keeper(&mut link).await,
+                Ok(Ok(FromWorker::Idle(_))) => drop(front.sessions.begin(&front, of, link)),
+                _ => {}
             }
         });
     }
 
     /// The supervisor starts none.
     pub fn refuse(&self, none: NoKeeper) {
-        let asks = lock(&self.wanted).remove(&none.session);
+        let asks = lock(&self.asked).remove(&none.session);
         let _gone = asks.map(|asks| asks.send(Err(none)));
     }
 
@@ -273,8 +281,7 @@ impl Sessions {
             return Err(too_many(front, key, 10));
         }
         let (ask, answer) = oneshot::channel();
-        lock(&self.wanted).insert(of.session.clone(), ask);
-        let wanted = AskedFor { sessions: self, session: of.session.clone() };
+        lock(&self.asked).insert(of.session.clone(), ask);
         // It ends with this process.
         let _sent = self.wishes.send(FromFront::Keep(of.clone()));
         let begun = async {
@@ -291,7 +298,6 @@ impl Sessions {
             }
         };
         let link = tokio::time::timeout(BEGIN, begun).await.map_err(|_| failed("its keeper takes too long"))??;
-        drop(wanted);
         Ok(self.begin(front, of, link))
     }
 }
@@ -300,18 +306,6 @@ impl Sessions {
 /// broken off ends the session.
 async fn to_its_end<T: Send + 'static>(operation: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<T, Problem> {
     tokio::spawn(operation).await.map_err(|error| failed(&error.to_string()))?
-}
-
-/// A session that was asked for. Forgotten when dropped.
-struct AskedFor<'a> {
-    sessions: &'a Sessions,
-    session: String,
-}
-
-impl Drop for AskedFor<'_> {
-    fn drop(&mut self) {
-        lock(&self.sessions.wanted).remove(&self.session);
-    }
 }
 
 /// Ends a session of which nothing was asked for its time, or whose keeper has ended.
@@ -631,7 +625,97 @@ pub async fn remove_file(OfSession(_, session): OfSession, Path((_, path)): Path
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::{io::Read, os::unix::net::UnixStream};
+
+    use stockade_protocol::service::{Capacity, Credential, FrameDecoder, Message, Scope, Settings, ToWorker};
+
     use super::*;
+
+    fn key(id: &str) -> Key {
+        Key {
+            id: id.to_owned(),
+            credential: Credential::Uid(1),
+            policies: vec!["p".to_owned()],
+            scopes: vec![Scope::Keep],
+            running: 1,
+            waiting: 1,
+            runs_per_minute: None,
+            cpu_per_hour: None,
+            weight: 1,
+            expires: None,
+            sessions: 1,
+        }
+    }
+
+    /// A front for two keys and so many sessions, and what it asks the supervisor for.
+    fn front(sessions: u32) -> (Arc<Front>, mpsc::UnboundedReceiver<FromFront>) {
+        let capacity = Capacity { sessions, ..Capacity::default() };
+        let settings = Settings { keys: vec![key("a"), key("b")], capacity, ..Settings::default() };
+        let (wish, wishes) = mpsc::unbounded_channel();
+        (Arc::new(Front::new(settings, wish)), wishes)
+    }
+
+    fn open(front: &Arc<Front>, id: &str) -> tokio::task::JoinHandle<Result<Arc<Session>, Problem>> {
+        tokio::spawn(open_for(Arc::clone(front), key(id), "p".to_owned(), IDLE, BTreeMap::new()))
+    }
+
+    async fn asked(wishes: &mut mpsc::UnboundedReceiver<FromFront>) -> KeeperOf {
+        let FromFront::Keep(of) = wishes.recv().await.unwrap();
+        of
+    }
+
+    /// A keeper that is idle, and its other end.
+    fn keeper() -> (WorkerLink, UnixStream) {
+        let (front, mut keeper) = UnixStream::pair().unwrap();
+        std::io::Write::write_all(&mut keeper, &FromWorker::Idle(None).to_frame().unwrap()).unwrap();
+        (WorkerLink::new(front.into()).unwrap(), keeper)
+    }
+
+    /// Whether a keeper was told that its session is over.
+    fn is_closed(mut keeper: UnixStream) -> bool {
+        let mut said = FrameDecoder::default();
+        let (mut piece, mut told) = ([0; 4096], Vec::new());
+        keeper.set_nonblocking(true).unwrap();
+        while let Ok(length @ 1..) = keeper.read(&mut piece) {
+            said.push(&piece[..length]);
+        }
+        while let Some(message) = said.take::<ToWorker>().unwrap() {
+            told.push(message);
+        }
+        matches!(told.as_slice(), [ToWorker::Line(_), ToWorker::Request(line)] if line.windows(7).any(|word| word == b"\"close\""))
+    }
+
+    fn numbers(front: &Front) -> Vec<String> {
+        lock(&front.sessions.open).keys().cloned().collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keeper_that_comes_too_late_is_closed() {
+        let (front, mut wishes) = front(2);
+        let opening = open(&front, "a");
+        let late = asked(&mut wishes).await;
+        // The supervisor says nothing for as long as it may.
+        assert_eq!(opening.await.unwrap().err().unwrap().reason, "session_failed");
+        let (link, its_end) = keeper();
+        front.sessions.add(&front, late.clone(), link);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(is_closed(its_end) && numbers(&front).is_empty());
+        // The controls: one that comes in time, and one of the front before.
+        let opening = open(&front, "a");
+        let in_time = asked(&mut wishes).await;
+        let (link, in_time_end) = keeper();
+        front.sessions.add(&front, in_time.clone(), link);
+        assert_eq!(opening.await.unwrap().unwrap().number(), &in_time.session);
+        let (link, adopted_end) = keeper();
+        front.sessions.add(&front, KeeperOf { session: "adopted".to_owned(), ..late }, link);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let mut open = vec![in_time.session, "adopted".to_owned()];
+        open.sort();
+        assert_eq!(numbers(&front), open);
+        assert!(!is_closed(in_time_end) && !is_closed(adopted_end));
+    }
 
     #[test]
     fn one_range_is_understood_and_others_are_the_whole_file() {
