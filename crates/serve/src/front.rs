@@ -299,7 +299,7 @@ impl Front {
             memory: state.admission.used().memory,
             idle: state.idle.len() as u64,
             workers: state.settings.workers.into(),
-            sessions: self.sessions.count("").1 as u64,
+            sessions: self.sessions.count() as u64,
         }
     }
 
@@ -312,7 +312,7 @@ impl Front {
             let (minute, hour) = state.admission.recent_of(&key.id, now);
             (
                 key.id.clone(),
-                json!({ "running": running, "waiting": waiting, "sessions": self.sessions.count(&key.id).0, "runs_in_minute": minute, "cpu_in_hour_ms": hour }),
+                json!({ "running": running, "waiting": waiting, "sessions": self.sessions.count_of(&key.id), "runs_in_minute": minute, "cpu_in_hour_ms": hour }),
             )
         };
         let used = state.admission.used();

@@ -609,7 +609,7 @@ async fn limits(State(front): Shared, KeyFor { key, .. }: KeyFor<Any>) -> Respon
         "waiting": { "now": waiting, "most": key.waiting },
         "runs_per_minute": key.runs_per_minute,
         "cpu_per_hour_ms": key.cpu_per_hour,
-        "sessions": { "now": front.sessions.count(&key.id).0, "most": key.sessions },
+        "sessions": { "now": front.sessions.count_of(&key.id), "most": key.sessions },
         "scopes": key.scopes,
     }))
 }

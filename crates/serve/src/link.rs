@@ -16,7 +16,11 @@ use rustix::{
 use stockade_protocol::service::{Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
-    net::UnixStream,
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::mpsc,
 };
 
 /// Bytes of one read.
@@ -147,35 +151,46 @@ impl WorkerLink {
     }
 }
 
-/// The supervisor.
+/// What the supervisor says.
 #[derive(Debug)]
 pub struct SupervisorLink {
-    stream: UnixStream,
+    stream: OwnedReadHalf,
     decoder: FrameDecoder,
     /// Descriptors whose messages are not read yet.
     descriptors: std::collections::VecDeque<OwnedFd>,
 }
 
-impl SupervisorLink {
-    /// Of the socket that this process was started with.
-    ///
-    /// # Errors
-    /// It cannot be watched.
-    pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let stream = std::os::unix::net::UnixStream::from(socket);
-        stream.set_nonblocking(true)?;
-        let stream = UnixStream::from_std(stream)?;
-        Ok(SupervisorLink { stream, decoder: FrameDecoder::default(), descriptors: std::collections::VecDeque::new() })
-    }
+/// What is told the supervisor.
+#[derive(Debug)]
+pub struct ToSupervisorLink(OwnedWriteHalf);
 
-    /// Tells it something.
+impl ToSupervisorLink {
+    /// Tells it all that is to be told, until there is no more. It may wait for the supervisor, which waits for
+    /// this process where both write and neither reads: never in the task that reads.
     ///
     /// # Errors
     /// The supervisor has ended.
-    pub async fn send(&mut self, message: &FromFront) -> Result<(), LinkError> {
-        Ok(self.stream.write_all(&message.to_frame()?).await?)
+    pub async fn tell(mut self, mut messages: mpsc::UnboundedReceiver<FromFront>) -> Result<(), LinkError> {
+        while let Some(message) = messages.recv().await {
+            self.0.write_all(&message.to_frame()?).await?;
+        }
+        Ok(())
     }
+}
 
+/// Both directions of the socket that this process was started with.
+///
+/// # Errors
+/// It cannot be watched.
+pub fn supervisor(socket: OwnedFd) -> io::Result<(SupervisorLink, ToSupervisorLink)> {
+    let stream = std::os::unix::net::UnixStream::from(socket);
+    stream.set_nonblocking(true)?;
+    let (stream, write) = UnixStream::from_std(stream)?.into_split();
+    let read = SupervisorLink { stream, decoder: FrameDecoder::default(), descriptors: std::collections::VecDeque::new() };
+    Ok((read, ToSupervisorLink(write)))
+}
+
+impl SupervisorLink {
     /// What it says next, with the descriptor that belongs to it. Nothing is lost where this is dropped
     /// before it is ready.
     ///
@@ -192,8 +207,9 @@ impl SupervisorLink {
             let mut piece = vec![0; PIECE];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let received = self.stream.try_io(Interest::READABLE, || {
-                recvmsg(&self.stream, &mut [IoSliceMut::new(&mut piece)], &mut ancillary, RecvFlags::CMSG_CLOEXEC).map_err(Into::into)
+            let stream: &UnixStream = self.stream.as_ref();
+            let received = stream.try_io(Interest::READABLE, || {
+                recvmsg(stream, &mut [IoSliceMut::new(&mut piece)], &mut ancillary, RecvFlags::CMSG_CLOEXEC).map_err(Into::into)
             });
             let length = match received {
                 Ok(received) => received.bytes,

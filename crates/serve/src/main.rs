@@ -38,7 +38,7 @@ use anyhow::{Context, bail};
 use stockade_protocol::service::{FromSupervisor, FromWorker, Settings};
 
 use front::Front;
-use link::{SupervisorLink, WorkerLink};
+use link::WorkerLink;
 
 const FAILED: u8 = 125;
 
@@ -71,17 +71,15 @@ fn start() -> anyhow::Result<()> {
 
 /// Does what the supervisor says, until that ends or has it drain.
 async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
-    let mut supervisor = SupervisorLink::new(socket)?;
+    let (mut supervisor, to_supervisor) = link::supervisor(socket)?;
     let mut front: Option<Arc<Front>> = None;
     let (mut settings, mut listeners) = (Vec::new(), Vec::new());
-    let (wish, mut wishes) = tokio::sync::mpsc::unbounded_channel();
+    let (wish, wishes) = tokio::sync::mpsc::unbounded_channel();
+    let mut telling = tokio::spawn(to_supervisor.tell(wishes));
     loop {
         let next = tokio::select! {
             next = supervisor.next() => next,
-            Some(wish) = wishes.recv() => {
-                supervisor.send(&wish).await?;
-                continue;
-            }
+            told = &mut telling => told?.and(Err(link::LinkError::Closed)),
         };
         let (message, descriptor) = match next {
             Ok(next) => next,
@@ -123,5 +121,87 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
             }
             (message, ..) => bail!("the supervisor says {message:?} before its settings"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::{
+        io::{Error, IoSlice, Write},
+        os::unix::net::{UnixListener, UnixStream},
+        time::Duration,
+    };
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use stockade_protocol::service::{Capacity, Credential, Key, ListenerKind, Message, Scope};
+
+    use super::*;
+
+    /// More than both directions of a socket hold.
+    const MANY: usize = 256;
+
+    fn send_with(socket: &UnixStream, message: &FromSupervisor, descriptor: &impl AsFd) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let files = [descriptor.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(socket, &[IoSlice::new(&message.to_frame().unwrap())], &mut ancillary, SendFlags::empty()).unwrap();
+    }
+
+    /// What a supervisor that reads nothing can still tell a front of which clients want so many sessions.
+    fn told_while_it_wants(sessions: usize) -> Result<(), Error> {
+        let key = Key {
+            id: "a".to_owned(),
+            credential: Credential::Uid(rustix::process::getuid().as_raw()),
+            policies: vec!["p".to_owned()],
+            scopes: vec![Scope::Keep],
+            running: 1,
+            waiting: 1,
+            runs_per_minute: None,
+            cpu_per_hour: None,
+            weight: 1,
+            expires: None,
+            sessions: MANY as u32,
+        };
+        let capacity = Capacity { sessions: MANY as u32, ..Capacity::default() };
+        let settings = Settings { keys: vec![key], capacity, max_body: 1 << 20, max_buffers: 1 << 30, ..Settings::default() };
+        let (mut ours, its) = UnixStream::pair().unwrap();
+        let front = std::thread::spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(serve(its.into()))
+        });
+        let place = std::env::temp_dir().join(format!("stockade-front-{}-{sessions}", std::process::id()));
+        let listener = UnixListener::bind(&place).unwrap();
+        for message in [FromSupervisor::SettingsPart(serde_json::to_vec(&settings).unwrap()), FromSupervisor::SettingsEnd] {
+            ours.write_all(&message.to_frame().unwrap()).unwrap();
+        }
+        send_with(&ours, &FromSupervisor::Listener(ListenerKind::Unix), &listener);
+        let body = format!("{{\"labels\": {{\"label\": \"{}\"}}}}", "x".repeat(15 << 10));
+        let fields = format!("Host: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+        let clients: Vec<UnixStream> = (0..sessions)
+            .map(|_| {
+                let mut client = UnixStream::connect(&place).unwrap();
+                write!(client, "POST /v1/sessions HTTP/1.1\r\n{fields}\r\n{body}").unwrap();
+                client
+            })
+            .collect();
+        std::fs::remove_file(&place).unwrap();
+        // Its wishes fill the socket.
+        std::thread::sleep(Duration::from_millis(300));
+        ours.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+        let part = FromSupervisor::SettingsPart(vec![b' '; 60 << 10]).to_frame().unwrap();
+        let told = (0..MANY).try_for_each(|_| ours.write_all(&part));
+        drop((ours, clients));
+        // It ends with the supervisor, with an error or without.
+        let _ended = front.join().unwrap();
+        told
+    }
+
+    #[test]
+    fn a_front_hears_a_supervisor_that_does_not_hear_it() {
+        told_while_it_wants(0).unwrap();
+        told_while_it_wants(MANY / 2).unwrap();
     }
 }

@@ -67,8 +67,14 @@ pub struct Session {
 pub struct Sessions {
     open: Mutex<BTreeMap<String, Arc<Session>>>,
     /// Those that the supervisor was asked for and has not answered, also where nobody waits any more.
-    asked: Mutex<BTreeMap<String, oneshot::Sender<Result<WorkerLink, NoKeeper>>>>,
+    asked: Mutex<BTreeMap<String, AskedFor>>,
     wishes: mpsc::UnboundedSender<FromFront>,
+}
+
+/// A session that the supervisor was asked for.
+struct AskedFor {
+    key: String,
+    answer: oneshot::Sender<Result<WorkerLink, NoKeeper>>,
 }
 
 /// The keeper of a session, for one operation. Where that was begun and has not come to its end, the
@@ -213,20 +219,24 @@ impl Sessions {
         Sessions { open: Mutex::default(), asked: Mutex::default(), wishes }
     }
 
-    /// How many there are of a key, and how many of all.
-    pub fn count(&self, key: &str) -> (usize, usize) {
-        let open = lock(&self.open);
-        let asked = lock(&self.asked).len();
-        (open.values().filter(|session| session.of.key == key).count(), open.len() + asked)
+    /// How many there are, those that are being opened included.
+    pub fn count(&self) -> usize {
+        lock(&self.open).len() + lock(&self.asked).len()
+    }
+
+    /// The same, of one key.
+    pub fn count_of(&self, key: &str) -> usize {
+        let open = lock(&self.open).values().filter(|session| session.of.key == key).count();
+        open + lock(&self.asked).values().filter(|asked| asked.key == key).count()
     }
 
     /// The supervisor has a keeper: one that was asked for here, or one of a front that has ended.
     pub fn add(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) {
-        let asks = lock(&self.asked).remove(&of.session);
-        let is_asked_for = asks.is_some();
-        let link = match asks {
+        let asked = lock(&self.asked).remove(&of.session);
+        let is_asked_for = asked.is_some();
+        let link = match asked {
             None => link,
-            Some(asks) => match asks.send(Ok(link)) {
+            Some(asked) => match asked.answer.send(Ok(link)) {
                 Ok(()) => return,
                 // The client was told that there is no session, and knows no number.
                 Err(Ok(link)) => link,
@@ -246,8 +256,8 @@ impl Sessions {
 
     /// The supervisor starts none.
     pub fn refuse(&self, none: NoKeeper) {
-        let asks = lock(&self.asked).remove(&none.session);
-        let _gone = asks.map(|asks| asks.send(Err(none)));
+        let asked = lock(&self.asked).remove(&none.session);
+        let _gone = asked.map(|asked| asked.answer.send(Err(none)));
     }
 
     fn begin(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) -> Arc<Session> {
@@ -276,12 +286,11 @@ impl Sessions {
 
     /// Opens a session of a key.
     async fn open(&self, front: &Arc<Front>, key: &Key, of: KeeperOf) -> Result<Arc<Session>, Problem> {
-        let (own, all) = self.count(&key.id);
-        if own >= key.sessions as usize || all >= front.settings().capacity.sessions as usize {
+        if self.count_of(&key.id) >= key.sessions as usize || self.count() >= front.settings().capacity.sessions as usize {
             return Err(too_many(front, key, 10));
         }
         let (ask, answer) = oneshot::channel();
-        lock(&self.asked).insert(of.session.clone(), ask);
+        lock(&self.asked).insert(of.session.clone(), AskedFor { key: key.id.clone(), answer: ask });
         // It ends with this process.
         let _sent = self.wishes.send(FromFront::Keep(of.clone()));
         let begun = async {
@@ -343,7 +352,7 @@ async fn close_keeper(keeper: &mut WorkerLink) {
 
 fn too_many(front: &Front, key: &Key, after: u64) -> Problem {
     let all = front.settings().capacity.sessions;
-    let detail = format!("as many sessions are open as may be: {} of this key, {all} of all; close some", key.sessions);
+    let detail = format!("as many sessions are open, or being opened, as may be: {} of this key, {all} of all; close some", key.sessions);
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_sessions", detail).after(after)
 }
 
@@ -689,6 +698,28 @@ mod tests {
 
     fn numbers(front: &Front) -> Vec<String> {
         lock(&front.sessions.open).keys().cloned().collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_that_are_being_opened_take_no_room_of_other_keys() {
+        let (front, mut wishes) = front(2);
+        // The supervisor has answered none of them.
+        let mut opening: Vec<_> = (0..5).map(|_| open(&front, "a")).collect();
+        let first = asked(&mut wishes).await;
+        for refused in opening.split_off(1) {
+            assert_eq!(refused.await.unwrap().err().unwrap().reason, "key_sessions");
+        }
+        assert_eq!((front.sessions.count(), front.sessions.count_of("a"), front.sessions.count_of("b")), (1, 1, 0));
+        let _other = open(&front, "b");
+        let other = asked(&mut wishes).await;
+        // What is refused makes room again.
+        for session in [other.session, first.session] {
+            front.sessions.refuse(NoKeeper { session, why: String::new(), is_full: false });
+        }
+        assert_eq!(opening.remove(0).await.unwrap().err().unwrap().reason, "session_failed");
+        assert_eq!(front.sessions.count(), 0);
+        let _again = open(&front, "a");
+        assert_eq!(asked(&mut wishes).await.key, "a");
     }
 
     #[tokio::test(start_paused = true)]
