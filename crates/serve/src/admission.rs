@@ -104,6 +104,12 @@ impl Admission {
         hopeless
     }
 
+    /// A request that waits takes this much, by other settings. [`Self::change`] says whether it still fits.
+    pub fn resize(&mut self, ticket: Ticket, size: RunSize) {
+        let mut waiting = self.keys.values_mut().flat_map(|state| &mut state.waiting);
+        waiting.find(|waiting| waiting.ticket == ticket).into_iter().for_each(|waiting| waiting.size = size);
+    }
+
     fn exceeds(&self, size: RunSize) -> bool {
         size.cpus > self.capacity.size.cpus || size.memory > self.capacity.size.memory
     }

@@ -25,7 +25,7 @@ use serde::Deserialize;
 use serde_json::json;
 use stockade_protocol::{
     LimitKey,
-    service::{Key, Settings},
+    service::{Key, Scope, Settings},
 };
 use tokio::{
     sync::{Notify, mpsc},
@@ -37,6 +37,7 @@ use crate::{
     asking::{KeyFor, ToRun},
     front::{Buffer, Front, Order},
     http::{BodyReader, Shared, bad_query, check_type, new_number, policy_of, read_request},
+    keys,
     log::Ending,
     problem::Problem,
 };
@@ -160,6 +161,7 @@ struct Name {
 
 struct Batch {
     front: Arc<Front>,
+    /// As they are now, and the key by them.
     settings: Arc<Settings>,
     key: Key,
     policy: String,
@@ -265,6 +267,7 @@ impl Batch {
 
     /// Starts what may be started now, and answers what cannot be; whether there may be more of both.
     fn start_some(&mut self) -> bool {
+        self.take_settings();
         for _ in 0..AT_ONCE {
             if self.not_before.is_some() || self.answers.are_many() || self.running.len() >= self.key.running as usize + AHEAD {
                 return false;
@@ -276,6 +279,18 @@ impl Batch {
             }
         }
         true
+    }
+
+    /// Takes what holds now, and the key as it is now.
+    fn take_settings(&mut self) {
+        let settings = self.front.settings();
+        if Arc::ptr_eq(&settings, &self.settings) {
+            return;
+        }
+        if let Some(key) = settings.keys.iter().find(|key| key.id == self.key.id && key.credential == self.key.credential) {
+            self.key = key.clone();
+        }
+        self.settings = settings;
     }
 
     /// The next run, or what is answered in its place.
@@ -324,7 +339,9 @@ impl Batch {
             }
             return self.hold(Ready { name, request, buffer }, &problem);
         }
-        let prepared = read_request(&request, &self.settings, &self.policy).and_then(|read| Ok((read, new_number()?)));
+        let good = keys::still_good(&self.settings.keys, &self.key, Scope::Run)
+            .and_then(|()| policy_of(&self.key, Some(self.policy.clone())).map(drop));
+        let prepared = good.and_then(|()| read_request(&request)).and_then(|read| Ok((read, new_number()?)));
         let ((size, about), number) = match prepared {
             Ok(prepared) => prepared,
             Err(problem) => return self.answer(name, Err(problem)),
@@ -488,7 +505,71 @@ impl ClientEnd {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+    use crate::front::tests::{Worker, front, key, settle, settings};
+    use serde_json::Value;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_whose_key_has_expired_or_changed_starts_nothing_more() {
+        let (good, expired) = (key("a"), Key { expires: Some(1), ..key("a") });
+        let other_token = Key { credential: stockade_protocol::service::Credential::Uid(2), ..key("a") };
+        let no_policy = Key { policies: vec!["q".to_owned()], ..key("a") };
+        let no_scope = Key { scopes: Vec::new(), ..key("a") };
+        for (changed, reason) in [
+            (good.clone(), None),
+            (expired, Some("key_revoked")),
+            (other_token, Some("key_revoked")),
+            (no_policy, Some("policy_not_granted")),
+            (no_scope, Some("scope_missing")),
+        ] {
+            let front = front(settings(std::slice::from_ref(&good)));
+            let (to, from) = mpsc::unbounded_channel::<Result<Bytes, std::convert::Infallible>>();
+            let body = Body::from_stream(futures_util::stream::unfold(from, |mut from| async move { Some((from.recv().await?, from)) }));
+            let (answers, mut client) = answers(AnswerOrder::Ended);
+            let batch = Batch {
+                settings: front.settings(),
+                front: Arc::clone(&front),
+                key: good.clone(),
+                policy: "p".to_owned(),
+                deadline: None,
+                is_late: false,
+                waiting: VecDeque::new(),
+                expanded: None,
+                held: None,
+                running: JoinSet::new(),
+                not_before: None,
+                answers,
+                broken_off: false,
+                tickets: 0,
+                lines: 0,
+                problems: 0,
+            };
+            tokio::spawn(batch.drive(body, front.buffer("a")));
+            let (link, mut worker) = Worker::new();
+            front.add_idle(link, None);
+            let mut ask = async |index: u64| {
+                to.send(Ok(Bytes::from_static(b"{\"code\": \"1\"}\n"))).unwrap();
+                settle().await;
+                if !worker.heard().0.is_empty() {
+                    worker.answer(&json!({ "verdict": "exited" }));
+                    worker.say(&stockade_protocol::service::FromWorker::Idle(None));
+                }
+                let mut line = Vec::new();
+                while !line.ends_with(b"\n") {
+                    line.extend(client.next().await.unwrap());
+                }
+                let line: Value = serde_json::from_slice(&line).unwrap();
+                assert_eq!(line["index"], index);
+                line
+            };
+            assert_eq!(ask(0).await["result"]["verdict"], "exited");
+            front.change(settings(&[changed]));
+            let after = ask(1).await;
+            assert_eq!(after["problem"]["reason"].as_str(), reason, "{after}");
+            assert_eq!(after["result"].is_object(), reason.is_none());
+        }
+    }
 
     #[test]
     fn answers_come_as_they_end_or_as_the_lines_came() {

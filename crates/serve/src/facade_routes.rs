@@ -91,7 +91,7 @@ async fn begin(
     buffer.grow(request.len())?;
     buffer.shrink(body.len());
     drop(body);
-    let (size, about) = read_request(&request, &settings, &policy)?;
+    let (size, about) = read_request(&request)?;
     let (number, keep) = (new_number()?, Duration::ZERO);
     let order = Order { number, key, policy, size, about, request, buffer, wait, output: false, keep, name: None, session: None };
     Ok(front.run(order).map_err(|(problem, _)| problem)?)

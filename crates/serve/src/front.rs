@@ -7,8 +7,9 @@
 
 mod buffers;
 mod handle;
+mod size;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 mod turn;
 
 use std::{
@@ -27,7 +28,8 @@ use tokio::{
 
 use crate::{
     admission::{Admission, NotAdmitted, Ticket},
-    http::show,
+    http::{policy_of, show},
+    keys,
     link::WorkerLink,
     log::{Ending, RunLog},
     metrics::{Metrics, Now},
@@ -40,6 +42,7 @@ use buffers::Buffers;
 pub use {
     buffers::Buffer,
     handle::{EventStream, RunHandle},
+    size::{AskedLimits, AskedSize},
 };
 
 /// A run's number at the front.
@@ -81,10 +84,20 @@ struct State {
 
 /// A request that waits for a worker.
 struct Waiter {
-    asks: Asks,
+    request: WaitingRequest,
     /// None where it has a keeper.
     hand_over: oneshot::Sender<Result<Option<WorkerLink>, Problem>>,
     has_keeper: bool,
+}
+
+/// What decides when a request begins, at which worker, and whether it still may.
+#[derive(Clone)]
+struct WaitingRequest {
+    number: RunNumber,
+    /// Whose it is, as it was when it came.
+    key: Key,
+    asks: Asks,
+    size: AskedSize,
 }
 
 /// What a worker may have prepared for a request.
@@ -176,8 +189,8 @@ pub struct Order {
     pub key: Key,
     /// Under which policy.
     pub policy: String,
-    /// What it takes.
-    pub size: RunSize,
+    /// What it asks for.
+    pub size: AskedSize,
     /// What it says of itself.
     pub about: About,
     /// `exec`'s JSON.
@@ -226,16 +239,23 @@ impl Front {
         Arc::clone(&self.state().settings)
     }
 
-    /// Takes other settings, for all requests that come from now on.
+    /// Takes other settings, for all requests that wait and all that come from now on.
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
-        let hopeless = state.admission.change(settings.capacity, &settings.keys);
         self.buffers.change(settings.max_buffers, settings.keys.len());
         state.settings = Arc::new(settings);
-        for (ticket, why) in hopeless {
-            let Some(waiter) = state.waiters.remove(&ticket) else { continue };
-            let problem = state.not_admitted(why, &waiter.asks.key);
-            let _gone = waiter.hand_over.send(Err(problem));
+        let State { settings, admission, waiters, runs, .. } = &mut *state;
+        for (ticket, waiter) in waiters {
+            let size = waiter.request.size.under(settings, &waiter.request.asks.policy);
+            admission.resize(*ticket, size);
+            runs.get_mut(&waiter.request.number).into_iter().for_each(|run| run.size = size);
+        }
+        for (ticket, why) in admission.change(settings.capacity, &settings.keys) {
+            state.refuse(ticket, |state, waiter| Some(state.not_admitted(why, &waiter.request.key.id)));
+        }
+        let waiting: Vec<Ticket> = state.waiters.keys().copied().collect();
+        for ticket in waiting {
+            state.refuse(ticket, State::revoked);
         }
         // There may be more than before.
         state.begin_all();
@@ -433,11 +453,11 @@ impl Front {
     }
 
     /// Another worker for a request whose worker had ended.
-    fn another_worker(&self, asks: Asks) -> oneshot::Receiver<Result<Option<WorkerLink>, Problem>> {
+    fn another_worker(&self, request: WaitingRequest) -> oneshot::Receiver<Result<Option<WorkerLink>, Problem>> {
         let (hand_over, worker) = oneshot::channel();
         let mut state = self.state();
         if !state.draining {
-            state.again.push_back(Waiter { asks, hand_over, has_keeper: false });
+            state.again.push_back(Waiter { request, hand_over, has_keeper: false });
             state.begin_all();
         }
         worker
@@ -454,22 +474,24 @@ impl Front {
         let log = Arc::new(RunLog::new(self.buffer(&order.key.id), self.settings().stream_size));
         let mut state = self.state();
         let position = state.admission.waiting();
+        let size = order.size.under(&state.settings, &order.policy);
         let asked = if state.draining {
             Err(draining())
         } else {
             state
                 .admission
-                .ask(&order.key.id, order.size, order.session.is_none(), came)
+                .ask(&order.key.id, size, order.session.is_none(), came)
                 .map_err(|why| state.not_admitted(why, &order.key.id))
         };
         let ticket = match asked {
             Ok(ticket) => ticket,
             Err(problem) => return Err((problem, Box::new(order))),
         };
-        let Order { number, key, policy, size, about, request, buffer, wait, output, keep, session, name } = order;
+        let Order { number, key, policy, size: asked_size, about, request, buffer, wait, output, keep, session, name } = order;
         let language = about.language.as_deref().unwrap_or_default().to_ascii_lowercase();
         let asks = Asks { key: key.id.clone(), policy: policy.clone(), language };
-        state.waiters.insert(ticket, Waiter { asks: asks.clone(), hand_over, has_keeper: session.is_some() });
+        let waits = WaitingRequest { number: number.clone(), key: key.clone(), asks, size: asked_size };
+        state.waiters.insert(ticket, Waiter { request: waits.clone(), hand_over, has_keeper: session.is_some() });
         let run = Run {
             key: key.id.clone(),
             policy: policy.clone(),
@@ -492,7 +514,7 @@ impl Front {
         let length = request.len() as u64;
         let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
         let place = turn::Place { front: Arc::clone(self), ticket, number: number.clone(), keep, outcome: OnceLock::new() };
-        let queued = turn::Queued { begin, request, buffer, asks, session, worker, cancelled, wait, came };
+        let queued = turn::Queued { begin, request, buffer, waits, session, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
             let ending = turn::serve(&place, queued, &own_log).await.map_err(|problem| place.front.metrics.problem(problem));
@@ -530,7 +552,11 @@ impl State {
     /// Lets those begin whose turn it is, that fit, and that have a worker or a keeper.
     fn begin_all(&mut self) {
         while let Some(waiter) = self.again.pop_front() {
-            let Some(worker) = self.take_idle(&waiter.asks) else {
+            if let Some(problem) = self.revoked(&waiter) {
+                let _gone = waiter.hand_over.send(Err(problem));
+                continue;
+            }
+            let Some(worker) = self.take_idle(&waiter.request.asks) else {
                 self.again.push_front(waiter);
                 break;
             };
@@ -539,9 +565,12 @@ impl State {
         while !self.draining
             && let Some(ticket) = self.admission.next()
         {
+            if self.refuse(ticket, State::revoked) {
+                continue;
+            }
             let worker = match self.waiters.get(&ticket) {
                 Some(waiter) if !waiter.has_keeper => {
-                    let asks = waiter.asks.clone();
+                    let asks = waiter.request.asks.clone();
                     let Some(worker) = self.take_idle(&asks) else { return };
                     Some(worker)
                 }
@@ -552,6 +581,21 @@ impl State {
                 self.hand_over(waiter, worker);
             }
         }
+    }
+
+    /// Tells a request that waits why it does not begin, where there is a reason. Whether there is.
+    fn refuse(&mut self, ticket: Ticket, why: impl FnOnce(&State, &Waiter) -> Option<Problem>) -> bool {
+        let Some(problem) = self.waiters.get(&ticket).and_then(|waiter| why(self, waiter)) else { return false };
+        let refused = self.waiters.remove(&ticket).map(|waiter| waiter.hand_over.send(Err(problem)));
+        self.admission.end(ticket);
+        refused.is_some()
+    }
+
+    /// Why a request may not begin that was let in: its key has expired meanwhile, or was taken away, or its policy
+    /// was.
+    fn revoked(&self, waiter: &Waiter) -> Option<Problem> {
+        let WaitingRequest { key, asks, .. } = &waiter.request;
+        keys::still_there(&self.settings.keys, key).and_then(|key| policy_of(key, Some(asks.policy.clone()))).err()
     }
 
     fn hand_over(&mut self, waiter: Waiter, worker: Option<(WorkerLink, Option<Prepared>)>) {

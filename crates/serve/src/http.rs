@@ -25,14 +25,14 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use stockade_protocol::{
     LimitKey, LimitValue,
-    service::{Key, ListenerKind, RunSize, Scope, Settings},
+    service::{Key, ListenerKind, Scope, Settings},
 };
 
 use crate::{
     asking::{Any, KeyFor, ToRun, ToWatch},
     batch::batch,
     console, facade_routes,
-    front::{About, Buffer, EventStream, Front, Order, RequestHash},
+    front::{About, AskedLimits, AskedSize, Buffer, EventStream, Front, Order, RequestHash},
     log::Format,
     mcp, metrics,
     problem::{Problem, Uncounted},
@@ -235,7 +235,7 @@ pub async fn run_for(
             }
         };
     }
-    let (size, about) = read_request(&request, &settings, &policy)?;
+    let (size, about) = read_request(&request)?;
     let number = new_number()?;
     let keep = answer.keep().max(if name.is_some() { KEEP_NAMED } else { Duration::ZERO });
     let (output, may_return) = (matches!(answer, Answer::Stream(_)), name.is_some());
@@ -493,26 +493,20 @@ fn first_fields<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Resu
     from.deserialize_map(First(BTreeMap::new()))
 }
 
-/// What a run takes, by its request or else by its policy, and what the request says of itself: the
-/// more of what its compiler and its program take, where it has both. The worker judges the request.
-pub fn read_request(body: &[u8], settings: &Settings, policy: &str) -> Result<(RunSize, About), Problem> {
+/// What a request asks for, as far as the queue must know it, and what it says of itself. The worker judges
+/// the request.
+pub fn read_request(body: &[u8]) -> Result<(AskedSize, About), Problem> {
     let bad = |error: serde_json::Error| {
         Problem::new(StatusCode::BAD_REQUEST, "bad_json", format!("the request is no JSON object with `code`: {error}"))
     };
     let Asked { limits, compile_limits, language, id, labels } = serde_json::from_slice(body).map_err(bad)?;
-    let usual = settings.policies.get(policy).copied().unwrap_or_default();
-    let name = language.as_deref().unwrap_or_default();
-    let is_compiled = settings.compiled.get(policy).is_some_and(|names| names.iter().any(|known| known.eq_ignore_ascii_case(name)));
-    let value = |limits: &BTreeMap<String, LimitValue>, key: LimitKey, usual: u64| {
-        let asked = limits.get(key.name()).and_then(|value| key.parse(value).ok());
-        asked.map_or(usual, |value| value.unwrap_or(usual))
+    let asked = |limits: &BTreeMap<String, LimitValue>| {
+        let of = |key: LimitKey| limits.get(key.name()).and_then(|value| key.parse(value).ok()).flatten();
+        AskedLimits { cpus: of(LimitKey::Cpus), memory: of(LimitKey::Memory) }
     };
-    let most = |key: LimitKey, usual: u64| {
-        let compiler = if is_compiled { value(&compile_limits, key, usual) } else { 0 };
-        value(&limits, key, usual).max(compiler)
-    };
-    let size = RunSize { cpus: most(LimitKey::Cpus, usual.cpus), memory: most(LimitKey::Memory, usual.memory) };
-    Ok((size, About::of(language.as_deref(), id.as_deref(), labels)))
+    let about = About::of(language.as_deref(), id.as_deref(), labels);
+    let size = AskedSize { program: asked(&limits), compiler: asked(&compile_limits), language: language.unwrap_or_default() };
+    Ok((size, about))
 }
 
 pub fn new_number() -> Result<String, Problem> {

@@ -52,7 +52,7 @@ pub fn find<'k>(keys: &'k [Key], headers: &HeaderMap, uri: &Uri, uid: Option<u32
                 Some(uid) => missing(&format!("uid {uid} has no key of its own, and the request brings none")),
                 None => missing("the request brings no key"),
             });
-            found.and_then(unexpired)
+            found.and_then(not_expired)
         }
         (Some(_), Some(_)) => Err(missing("the request has two `Authorization` fields")),
         (Some(value), None) => {
@@ -88,11 +88,7 @@ fn by_token<'k>(keys: &'k [Key], token: &[u8]) -> Result<&'k Key, Problem> {
     };
     let found = keys.iter().fold(None, |found, key| if is_it(&key) { Some(key) } else { found });
     let unknown = || Problem::new(StatusCode::UNAUTHORIZED, "key_unknown", format!("no key has this token; {REMEDY}"));
-    found.ok_or_else(unknown).and_then(unexpired)
-}
-
-fn unexpired(found: &Key) -> Result<&Key, Problem> {
-    not_expired(found)
+    found.ok_or_else(unknown).and_then(not_expired)
 }
 
 fn not_expired(found: &Key) -> Result<&Key, Problem> {
@@ -123,11 +119,19 @@ fn token(value: &[u8]) -> Option<Vec<u8>> {
 /// # Errors
 /// The key was removed, has expired or lacks the scope.
 pub fn still_good(keys: &[Key], key: &Key, scope: Scope) -> Result<(), Problem> {
+    check_scope(still_there(keys, key)?, scope)
+}
+
+/// A key that was found before, as it is now.
+///
+/// # Errors
+/// It was removed or has expired.
+pub fn still_there<'k>(keys: &'k [Key], key: &Key) -> Result<&'k Key, Problem> {
     let found = keys.iter().find(|known| known.id == key.id && known.credential == key.credential).ok_or_else(|| {
         let detail = format!("key {} was taken away; {REMEDY}", key.id);
         Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", detail)
     })?;
-    check_scope(not_expired(found)?, scope)
+    not_expired(found)
 }
 
 /// Whether a key has a scope.

@@ -258,7 +258,7 @@ impl KeptSession {
         buffer.grow(request.len())?;
         let settings = self.front.settings();
         let policy = self.session.policy().clone();
-        let (size, about) = read_request(&request, &settings, &policy)?;
+        let (size, about) = read_request(&request)?;
         let number = new_number()?;
         let order = Order {
             number: number.clone(),

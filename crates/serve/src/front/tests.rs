@@ -12,7 +12,7 @@ use stockade_protocol::service::{Capacity, Credential, FrameDecoder, FromWorker,
 use super::*;
 
 /// A key that may do what runs do.
-pub(super) fn key(id: &str) -> Key {
+pub fn key(id: &str) -> Key {
     Key {
         id: id.to_owned(),
         credential: Credential::Uid(1),
@@ -29,7 +29,7 @@ pub(super) fn key(id: &str) -> Key {
 }
 
 /// Room for eight runs of the one policy.
-pub(super) fn settings(keys: &[Key]) -> Settings {
+pub fn settings(keys: &[Key]) -> Settings {
     let size = RunSize { cpus: 1000, memory: 1 << 20 };
     Settings {
         keys: keys.to_vec(),
@@ -42,25 +42,27 @@ pub(super) fn settings(keys: &[Key]) -> Settings {
     }
 }
 
-fn front(settings: Settings) -> Arc<Front> {
+/// A front without a worker.
+pub fn front(settings: Settings) -> Arc<Front> {
     Arc::new(Front::new(settings, mpsc::unbounded_channel().0))
 }
 
 /// A worker that is idle, and its other end.
-struct Worker {
+pub struct Worker {
     socket: UnixStream,
     said: FrameDecoder,
 }
 
 impl Worker {
-    fn new() -> (WorkerLink, Self) {
+    /// It says nothing by itself.
+    pub fn new() -> (WorkerLink, Self) {
         let (front, socket) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
         (WorkerLink::new(OwnedFd::from(front)).unwrap(), Worker { socket, said: FrameDecoder::default() })
     }
 
     /// What the front has told it until now, and whether the front still holds its other end.
-    fn heard(&mut self) -> (Vec<ToWorker>, bool) {
+    pub fn heard(&mut self) -> (Vec<ToWorker>, bool) {
         let (mut piece, mut is_there) = ([0; 4096], true);
         while let Ok(length) = self.socket.read(&mut piece) {
             if length == 0 {
@@ -72,12 +74,13 @@ impl Worker {
         (std::iter::from_fn(|| self.said.take().unwrap()).collect(), is_there)
     }
 
-    fn say(&mut self, message: &FromWorker) {
+    /// Tells the front something.
+    pub fn say(&mut self, message: &FromWorker) {
         self.socket.write_all(&message.to_frame().unwrap()).unwrap();
     }
 
     /// Answers a run.
-    fn answer(&mut self, result: &Value) {
+    pub fn answer(&mut self, result: &Value) {
         self.say(&FromWorker::Started);
         self.say(&FromWorker::Result(result.to_string().into_bytes()));
         self.say(&FromWorker::End);
@@ -89,12 +92,11 @@ fn order(front: &Front, key: &Key, wait: Duration) -> Order {
     static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let request = br#"{"code": "1"}"#.to_vec();
     let number = LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed).to_string();
-    let size = front.settings().policies["p"];
     Order {
         number,
         key: key.clone(),
         policy: "p".to_owned(),
-        size,
+        size: AskedSize::default(),
         about: About::default(),
         request,
         buffer: front.buffer(&key.id),
@@ -111,7 +113,7 @@ fn run(front: &Arc<Front>, key: &Key, wait: Duration) -> RunHandle {
 }
 
 /// Lets all tasks go on until they wait for something else.
-async fn settle() {
+pub async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
@@ -161,6 +163,72 @@ async fn a_run_that_is_cancelled_or_late_without_a_worker_does_not_begin() {
     front.add_idle(link, None);
     settle().await;
     assert_eq!(worker.heard(), (Vec::new(), true));
+}
+
+/// How many of these were told of a run.
+fn begun(workers: &mut [Worker]) -> usize {
+    workers.iter_mut().map(|worker| worker.heard().0.iter().filter(|told| matches!(told, ToWorker::Begin(_))).count()).sum()
+}
+
+fn add_workers(front: &Front, count: usize) -> Vec<Worker> {
+    let (links, workers): (Vec<_>, Vec<_>) = (0..count).map(|_| Worker::new()).unzip();
+    links.into_iter().for_each(|link| front.add_idle(link, None));
+    workers
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_key_expires_or_loses_its_policy_in_the_queue_does_not_begin() {
+    let wait = Duration::from_secs(60);
+    let keys = ["stays", "expires", "loses", "goes"].map(key);
+    let front = front(settings(&keys));
+    let [stays, revoked @ ..] = keys.each_ref().map(|key| run(&front, key, wait));
+    let [stays_key, expires, loses, _goes] = keys;
+    let (expires, loses) = (Key { expires: Some(1), ..expires }, Key { policies: vec!["q".to_owned()], ..loses });
+    front.change(settings(&[stays_key, expires, loses]));
+    for (run, reason) in revoked.iter().zip(["key_revoked", "policy_not_granted", "key_revoked"]) {
+        assert_eq!(run.answer().await.unwrap_err().reason, reason);
+    }
+    let mut workers = add_workers(&front, 3);
+    settle().await;
+    assert_eq!((begun(&mut workers), front.now().idle, front.now().waiting), (1, 2, 0));
+    drop(stays);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_expires_without_a_reload_begins_nothing_more() {
+    let (stays, past) = (key("stays"), Key { expires: Some(1), ..key("past") });
+    let front = front(settings(&[stays.clone(), past.clone()]));
+    let runs = [&past, &stays].map(|key| run(&front, key, Duration::from_secs(60)));
+    let mut workers = add_workers(&front, 2);
+    settle().await;
+    assert_eq!((begun(&mut workers), front.now().idle), (1, 1));
+    let [past, _stays] = runs;
+    assert_eq!(past.answer().await.unwrap_err().reason, "key_revoked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_in_the_queue_takes_what_its_policy_has_after_a_reload() {
+    let a = key("a");
+    for (cpus, begin) in [(1000, 4), (4000, 2), (8000, 1), (9000, 0)] {
+        let (wait, asks) = (Duration::from_secs(60), 500);
+        let front = front(settings(std::slice::from_ref(&a)));
+        let runs: Vec<_> = (0..4).map(|_| run(&front, &a, wait)).collect();
+        let mut changed = settings(std::slice::from_ref(&a));
+        changed.policies.insert("p".to_owned(), RunSize { cpus, memory: 1 << 20 });
+        front.change(changed);
+        let mut workers = add_workers(&front, 5);
+        settle().await;
+        assert_eq!(begun(&mut workers), begin, "{cpus}");
+        if begin == 0 {
+            assert_eq!(runs[0].answer().await.unwrap_err().reason, "never_fits");
+            // One that says what it takes takes that.
+            let size = AskedSize { program: AskedLimits { cpus: Some(asks), memory: None }, ..AskedSize::default() };
+            let order = Order { size, ..order(&front, &a, wait) };
+            let _small = front.run(order).map_err(|(problem, _)| problem).unwrap();
+            settle().await;
+            assert_eq!(begun(&mut workers), 1);
+        }
+    }
 }
 
 #[test]

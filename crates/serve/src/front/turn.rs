@@ -15,7 +15,7 @@ use serde_json::json;
 use stockade_protocol::service::{Begin, FromWorker, Malformed, ToWorker};
 use tokio::sync::oneshot;
 
-use super::{Asks, Buffer, EndedRun, Front, MAX_WORKERS_OF_RUN, RunNumber, draining};
+use super::{Buffer, EndedRun, Front, MAX_WORKERS_OF_RUN, RunNumber, WaitingRequest, draining};
 use crate::{
     admission::Ticket,
     link::{LinkError, WorkerLink},
@@ -64,8 +64,7 @@ pub(super) struct Queued {
     pub(super) begin: Begin,
     pub(super) request: Vec<u8>,
     pub(super) buffer: Buffer,
-    /// Which worker is good for it, and the one that it gets.
-    pub(super) asks: Asks,
+    pub(super) waits: WaitingRequest,
     pub(super) session: Option<Arc<Session>>,
     pub(super) worker: oneshot::Receiver<Result<Option<WorkerLink>, Problem>>,
     pub(super) cancelled: oneshot::Receiver<()>,
@@ -75,7 +74,7 @@ pub(super) struct Queued {
 
 /// Waits for a worker, and for what comes of the run there.
 pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
-    let Queued { begin, request, buffer, asks, session, worker: mut given, mut cancelled, wait, came } = turn;
+    let Queued { begin, request, buffer, waits, session, worker: mut given, mut cancelled, wait, came } = turn;
     let (key, policy, number) = (begin.key.clone(), begin.policy.clone(), begin.run.clone());
     let metrics = &place.front.metrics;
     let late = || tokio::time::sleep(wait.saturating_sub(came.elapsed()));
@@ -134,7 +133,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             let problem = if session.is_some() { session_ended() } else { lost(&error.to_string()) };
             return Err(Problem { started: log.has_started(), ..problem });
         }
-        given = place.front.another_worker(asks.clone());
+        given = place.front.another_worker(waits.clone());
     };
     let ended = Ended::of(&result);
     let unrecorded = unrecorded(&ended, &result);
