@@ -7,6 +7,7 @@
 
 mod buffers;
 mod handle;
+mod kept;
 mod size;
 #[cfg(test)]
 pub mod tests;
@@ -39,6 +40,7 @@ use crate::{
 };
 
 use buffers::Buffers;
+use kept::{EndedRun, KeptRuns};
 pub use {
     buffers::Buffer,
     handle::{EventStream, RunHandle},
@@ -48,8 +50,8 @@ pub use {
 /// A run's number at the front.
 pub type RunNumber = String;
 
-/// The most bytes of results that are kept after their runs.
-const MAX_KEPT: usize = 64 << 20;
+/// How late the log of a run goes whose time is over.
+const LOOK_AT_KEPT: Duration = Duration::from_secs(1);
 
 /// Shared by all requests.
 pub struct Front {
@@ -76,7 +78,9 @@ struct State {
     /// Those that wait or run.
     runs: BTreeMap<RunNumber, Run>,
     /// Those that have ended and whose clients may ask again.
-    kept: BTreeMap<RunNumber, EndedRun>,
+    kept: KeptRuns,
+    /// A task ends those of them whose time is over.
+    ends_kept: bool,
     /// By key and `Idempotency-Key`.
     named: BTreeMap<(String, String), Named>,
     draining: bool,
@@ -164,13 +168,6 @@ impl About {
     }
 }
 
-/// A run that has ended.
-struct EndedRun {
-    key: String,
-    log: Arc<RunLog>,
-    until: Instant,
-}
-
 /// The run of a request with an `Idempotency-Key`.
 struct Named {
     request: RequestHash,
@@ -221,7 +218,8 @@ impl Front {
             again: VecDeque::new(),
             idle: Vec::new(),
             runs: BTreeMap::new(),
-            kept: BTreeMap::new(),
+            kept: KeptRuns::default(),
+            ends_kept: false,
             named: BTreeMap::new(),
             draining: false,
         };
@@ -392,8 +390,7 @@ impl Front {
     pub fn log(&self, number: &str, key: &str) -> Option<Arc<RunLog>> {
         let state = self.state();
         let running = state.runs.get(number).filter(|run| run.key == key).map(|run| &run.log);
-        let kept = || state.kept.get(number).filter(|kept| kept.key == key).map(|kept| &kept.log);
-        running.or_else(kept).map(Arc::clone)
+        running.or_else(|| state.kept.log(number, key)).map(Arc::clone)
     }
 
     /// The run of the request of this key that had this `Idempotency-Key`, and what came of it, where that is
@@ -530,21 +527,33 @@ impl Front {
 
     /// Keeps the log of a run that has ended.
     fn keep(self: &Arc<Self>, number: RunNumber, kept: EndedRun) {
-        let until = kept.until;
-        let dropped = {
+        let (dropped, is_watched) = {
             let mut state = self.state();
-            state.kept.insert(number.clone(), kept);
-            state.forget_most()
+            let dropped = state.kept.add(number, kept);
+            (dropped, std::mem::replace(&mut state.ends_kept, true))
         };
         drop(dropped);
         // None when the process ends.
-        let Ok(runtime) = Handle::try_current() else { return };
-        let front = Arc::clone(self);
-        runtime.spawn(async move {
-            tokio::time::sleep_until(until.into()).await;
-            let gone = front.state().kept.remove(&number);
-            drop(gone);
-        });
+        if let (false, Ok(runtime)) = (is_watched, Handle::try_current()) {
+            runtime.spawn(Arc::clone(self).end_kept());
+        }
+    }
+
+    /// Drops the logs that are kept when their time is over, until there is none.
+    async fn end_kept(self: Arc<Self>) {
+        loop {
+            let next = {
+                let mut state = self.state();
+                let next = state.kept.next_end();
+                state.ends_kept = next.is_some();
+                next
+            };
+            let Some(next) = next else { return };
+            // One that is added meanwhile and goes sooner waits for this one.
+            tokio::time::sleep_until(next.min(tokio::time::Instant::now() + LOOK_AT_KEPT)).await;
+            let over = self.state().kept.end(tokio::time::Instant::now());
+            drop(over);
+        }
     }
 }
 
@@ -622,27 +631,6 @@ impl State {
                 return Some((worker, prepared));
             }
         }
-    }
-
-    /// Drops what was to be kept for the shortest time, of the key that keeps most, until the rest is not too
-    /// large.
-    fn forget_most(&mut self) -> Vec<EndedRun> {
-        let size = |kept: &EndedRun| kept.log.ending().and_then(Result::ok).map_or(0, |result| result.len());
-        let mut of_keys = BTreeMap::<String, usize>::new();
-        for kept in self.kept.values() {
-            *of_keys.entry(kept.key.clone()).or_default() += size(kept);
-        }
-        let mut dropped = Vec::new();
-        while of_keys.values().sum::<usize>() > MAX_KEPT
-            && let Some((key, most)) = of_keys.iter_mut().max_by_key(|(_, size)| **size)
-            && let Some(number) =
-                self.kept.iter().filter(|(_, kept)| kept.key == *key).min_by_key(|(_, kept)| kept.until).map(|(number, _)| number.clone())
-        {
-            let kept = self.kept.remove(&number);
-            *most -= kept.as_ref().map_or(0, size);
-            dropped.extend(kept);
-        }
-        dropped
     }
 
     fn not_admitted(&self, why: NotAdmitted, id: &str) -> Problem {

@@ -231,6 +231,24 @@ async fn a_request_in_the_queue_takes_what_its_policy_has_after_a_reload() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_log_of_a_run_goes_when_its_time_is_over() {
+    let a = key("a");
+    let front = front(settings(std::slice::from_ref(&a)));
+    for keep in [Duration::from_secs(300), Duration::from_secs(10)] {
+        let order = Order { keep, ..order(&front, &a, Duration::ZERO) };
+        let number = order.number.clone();
+        let run = front.run(order).map_err(|(problem, _)| problem).unwrap();
+        assert_eq!(run.answer().await.unwrap_err().reason, "queue_timeout");
+        settle().await;
+        assert!(front.log(&number, "b").is_none() && front.log(&number, "a").is_some());
+        tokio::time::sleep(keep - Duration::from_secs(1)).await;
+        assert!(front.log(&number, "a").is_some());
+        tokio::time::sleep(Duration::from_secs(1) + 2 * LOOK_AT_KEPT).await;
+        assert!(front.log(&number, "a").is_none());
+    }
+}
+
 #[test]
 fn a_worker_that_is_prepared_for_a_request_comes_before_one_for_none_and_that_before_others() {
     let prepared = |key: Option<&str>, policy: &str, languages: &[&str]| Prepared {
