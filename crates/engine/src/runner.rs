@@ -154,7 +154,9 @@ impl Runner {
         let held_back = has_waited.then_some(NotPrestarted::Waited);
         match Pool::prepare(&expected.request(), None, &loaded, &options, template, held_back) {
             Ok(Ok(pool)) => {
-                self.prepared = Some((described(&expected, &loaded, of.as_ref()), of.filter(|_| pool.is_copy())));
+                // Any key may take what is no copy.
+                let of = of.filter(|_| pool.is_copy());
+                self.prepared = Some((described(&expected, &loaded, of.as_ref()), of));
                 self.pool = pool;
             }
             Ok(Err(why)) => self.never = Some((expected.policy, loaded.policy.sha256.clone(), why)),
@@ -258,7 +260,7 @@ fn template_of(asks: &Expected, loaded: &LoadedPolicy) -> Option<TemplateOf> {
     Some(TemplateOf { policy: asks.policy.clone(), runtime: runtime.to_owned(), key })
 }
 
-/// What the front can know of what is prepared.
+/// What the front can know of what is prepared. `of`: the template that it is a copy of.
 fn described(expected: &Expected, loaded: &LoadedPolicy, of: Option<&TemplateOf>) -> Prepared {
     let policy = &loaded.policy;
     let mut languages = Vec::new();

@@ -177,7 +177,7 @@ impl Message for ToWorker {
 /// What a worker tells the front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromWorker {
-    /// It takes a run, and has this prepared for it.
+    /// It takes a run, and has this prepared for it. A worker says so again when that has changed.
     Idle(Option<Prepared>),
     /// The program may run from now on.
     Started,

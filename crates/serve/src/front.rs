@@ -621,8 +621,9 @@ impl State {
         self.idle.retain(|(worker, _)| worker.is_there());
     }
 
-    /// The best idle worker for a request. Those that have ended are dropped.
+    /// The best idle worker for a request, by what each has prepared now. Those that have ended are dropped.
     fn take_idle(&mut self, asks: &Asks) -> Option<(WorkerLink, Option<Prepared>)> {
+        self.idle.retain_mut(|(worker, prepared)| worker.is_idle(prepared));
         loop {
             let ranked = self.idle.iter().enumerate().max_by_key(|(_, (_, prepared))| asks.rank(prepared.as_ref()));
             let best = ranked.map(|(index, _)| index)?;

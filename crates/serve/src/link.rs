@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
 };
-use stockade_protocol::service::{Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker};
+use stockade_protocol::service::{Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, ToWorker};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::{
@@ -83,6 +83,29 @@ impl WorkerLink {
     pub fn is_there(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         matches!(recv(&self.stream, &mut [0; 1], flags), Err(Errno::AGAIN | Errno::INTR) | Ok((1.., _)))
+    }
+
+    /// Takes what an idle worker has said since it was idle: what it has prepared by now. Whether it still is one;
+    /// it is not where it has ended, or says anything else. Waits for nothing.
+    pub fn is_idle(&mut self, prepared: &mut Option<Prepared>) -> bool {
+        let mut piece = [0; 1 << 10];
+        loop {
+            let received = self.stream.try_io(Interest::READABLE, || Ok(recv(&self.stream, &mut piece, RecvFlags::DONTWAIT)?));
+            match received {
+                Ok((0, _)) => return false,
+                Ok((length, _)) => self.decoder.push(piece.get(..length).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.decoder.take() {
+                Ok(Some(FromWorker::Idle(now))) => *prepared = now,
+                Ok(None) => return true,
+                Ok(Some(_)) | Err(_) => return false,
+            }
+        }
     }
 
     /// Tells it of a run, request included.

@@ -231,6 +231,69 @@ async fn a_request_in_the_queue_takes_what_its_policy_has_after_a_reload() {
     }
 }
 
+fn prepared_for(language: &str) -> Option<Prepared> {
+    Some(Prepared { key: None, policy: "p".to_owned(), languages: vec![language.to_owned()] })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_worker_is_chosen_by_what_it_has_prepared_now() {
+    let a = key("a");
+    for changes in [false, true] {
+        let front = front(settings(std::slice::from_ref(&a)));
+        let (link, mut one) = Worker::new();
+        front.add_idle(link, prepared_for("python"));
+        let (link, mut other) = Worker::new();
+        front.add_idle(link, prepared_for("sh"));
+        if changes {
+            one.say(&FromWorker::Idle(prepared_for("node")));
+            other.say(&FromWorker::Idle(prepared_for("sh")));
+            other.say(&FromWorker::Idle(prepared_for("python")));
+            settle().await;
+        }
+        let order = Order { about: About::of(Some("python"), None, BTreeMap::new()), ..order(&front, &a, Duration::from_secs(60)) };
+        let _run = front.run(order).map_err(|(problem, _)| problem).unwrap();
+        settle().await;
+        let told = [one.heard().0.len(), other.heard().0.len()];
+        assert_eq!(told, if changes { [0, 2] } else { [2, 0] });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_worker_says_before_it_has_read_of_its_run_is_no_answer_to_that() {
+    let a = key("a");
+    let front = front(settings(std::slice::from_ref(&a)));
+    let (link, mut worker) = Worker::new();
+    front.add_idle(link, None);
+    let first = run(&front, &a, Duration::from_secs(60));
+    worker.say(&FromWorker::Idle(prepared_for("sh")));
+    worker.answer(&json!({ "verdict": "exited" }));
+    assert!(first.answer().await.is_ok());
+    worker.say(&FromWorker::Idle(None));
+    settle().await;
+    // Within the answer it is none of a worker.
+    let second = run(&front, &a, Duration::from_secs(60));
+    worker.say(&FromWorker::Started);
+    worker.say(&FromWorker::Idle(None));
+    assert_eq!(second.answer().await.unwrap_err().reason, "worker_lost");
+    assert_eq!(front.now().idle, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_worker_that_says_anything_else_is_dropped() {
+    let a = key("a");
+    let front = front(settings(std::slice::from_ref(&a)));
+    let (link, mut worker) = Worker::new();
+    front.add_idle(link, None);
+    worker.say(&FromWorker::Started);
+    settle().await;
+    let _run = run(&front, &a, Duration::from_secs(60));
+    settle().await;
+    assert!(!worker.heard().1);
+    let mut other = add_workers(&front, 1);
+    settle().await;
+    assert_eq!(begun(&mut other), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_log_of_a_run_goes_when_its_time_is_over() {
     let a = key("a");

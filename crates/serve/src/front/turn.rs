@@ -201,24 +201,31 @@ async fn exchange(
     held: &mut Option<(Vec<u8>, Buffer)>,
     started: impl Fn(),
 ) -> Result<Vec<u8>, LinkError> {
-    let (mut result, mut may_cancel) = (Vec::new(), true);
+    let (mut result, mut may_cancel, mut has_answered) = (Vec::new(), true, false);
     loop {
-        tokio::select! {
-            message = worker.next() => match message? {
-                FromWorker::Started => {
-                    *held = None;
-                    started();
-                }
-                FromWorker::Output(stream, bytes) => log.print(stream, &bytes),
-                FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),
-                FromWorker::Result(part) => result.extend(part),
-                FromWorker::End => return Ok(result),
-                FromWorker::Idle(_) => return Err(LinkError::Malformed(Malformed::Kind(128))),
-            },
+        let message = tokio::select! {
+            message = worker.next() => message?,
             _ = &mut *cancelled, if may_cancel => {
                 (may_cancel, *held) = (false, None);
                 worker.send(&ToWorker::Cancel).await?;
+                continue;
             }
+        };
+        if matches!(message, FromWorker::Idle(_)) && !has_answered {
+            // It had prepared something else before it read of the run.
+            continue;
+        }
+        has_answered = true;
+        match message {
+            FromWorker::Started => {
+                *held = None;
+                started();
+            }
+            FromWorker::Output(stream, bytes) => log.print(stream, &bytes),
+            FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),
+            FromWorker::Result(part) => result.extend(part),
+            FromWorker::End => return Ok(result),
+            FromWorker::Idle(_) => return Err(LinkError::Malformed(Malformed::Kind(128))),
         }
     }
 }

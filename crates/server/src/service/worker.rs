@@ -38,7 +38,7 @@ use stockade_engine::{
 use stockade_protocol::{
     OutputStream, PerStream, Report, Verdict,
     service::{
-        Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, TemplateLent, ToSupervisor, ToWorker, WorkerTable,
+        Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, TemplateLent, ToSupervisor, ToWorker, WorkerTable,
     },
 };
 
@@ -97,13 +97,14 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
         table: WorkerTable::default(),
         is_table_outdated: false,
         is_told_to_end: false,
+        told: None,
         signals: Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?,
     };
     // No run is told of before the table is there.
     worker.read_supervisor(true)?;
     loop {
         worker.prepare()?;
-        send(&worker.front, &FromWorker::Idle(worker.runner.prepared()))?;
+        worker.say_idle()?;
         let Some(begin) = worker.next_run()? else { return Ok(()) };
         let Some(report) = worker.answer(begin)? else { return Ok(()) };
         // A result always has a JSON form: it is made of text and numbers.
@@ -143,6 +144,8 @@ struct Worker {
     is_table_outdated: bool,
     /// A signal has ended its last run.
     is_told_to_end: bool,
+    /// What the front was told is prepared.
+    told: Option<Prepared>,
     signals: Signals,
 }
 
@@ -167,6 +170,12 @@ impl Worker {
         Ok(())
     }
 
+    /// Says what is prepared to the front, which chooses a worker by that.
+    fn say_idle(&mut self) -> io::Result<()> {
+        self.told = self.runner.prepared();
+        send(&self.front, &FromWorker::Idle(self.told.clone()))
+    }
+
     /// The next run; none: the front or the supervisor has ended, or this process is to.
     fn next_run(&mut self) -> Result<Option<Begin>, WorkerError> {
         loop {
@@ -187,6 +196,10 @@ impl Worker {
                         self.runner.replace_prepared();
                     } else if woken.late || woken.supervisor {
                         self.prepare()?;
+                    }
+                    // A front that does not take it has ended.
+                    if self.runner.prepared() != self.told && self.say_idle().is_err() {
+                        return Ok(None);
                     }
                 }
             }
