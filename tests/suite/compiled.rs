@@ -210,6 +210,31 @@ fn a_session_compiles_each_request_and_keeps_its_files_alone() {
     session.close();
 }
 
+test!(Both, what_a_compiler_that_fails_has_written_does_not_stay_in_a_session, seconds 60);
+fn what_a_compiler_that_fails_has_written_does_not_stay_in_a_session() {
+    let place = PolicyDirectory::new();
+    let kept = "echo x >> /tmp/compiled; head -c 65536 /dev/zero > $1; ls /tmp | wc -l";
+    let script = format!("{kept}; case $(cat $0) in exits) exit 3;; killed) kill -9 $$;; late) sleep 600;; esac; cp $0 $1");
+    let policy = place.write("made", &derived(&compiled_by(&script)));
+    let mut session = Session::open(&["--policy", &policy]);
+    let mut run = |code: &str| {
+        let mut line = patient(json!({ "op": "run", "code": code, "language": "made" }));
+        if code == "late" {
+            line["compile_limits"]["wall"] = json!("1s");
+        }
+        session.ask(line)
+    };
+    for code in ["exits", "killed", "late"] {
+        let failed = run(code);
+        assert_eq!((&failed["started"], &failed["reason"]), (&json!(false), &json!("compile_failed")), "{failed}");
+        // The control: it was there while the compiler ran, beside the file that a session keeps.
+        assert_eq!(failed["compile"]["output"], "2\n", "{failed}");
+    }
+    let ran = run("ls /tmp | wc -l; wc -l < /tmp/compiled");
+    assert_eq!(ran["output"], "2\n4\n", "{ran}");
+    session.close();
+}
+
 test!(Both, a_run_is_cancelled_while_its_code_is_compiled, seconds 60);
 fn a_run_is_cancelled_while_its_code_is_compiled() {
     let place = PolicyDirectory::new();

@@ -93,23 +93,27 @@ impl MadeProgram {
         StepRun { step: RunStep::Program, stem: &self.stem, own: self.own.as_ref(), limits: &self.limits }
     }
 
-    /// After the program has ended: takes what the compiler made out of a session, which keeps what code
-    /// writes. What cannot be removed, because code has changed it, stays as such files do.
+    /// After the program has ended: takes what the compiler made out of a session.
     pub(crate) fn clear(&self, spec: &RunSpec<'_>) {
-        let Some(state) = spec.origin.session_state() else { return };
-        let privileged = caller::identify(spec.options.peer.as_ref()).is_ok_and(|identity| identity.privileged);
-        let path = output(&self.plan.scratch, Some(&self.stem));
-        let (Some(above), Some(name)) = (path.parent(), path.file_name().map(Path::new)) else { return };
-        state.in_directory(above, |directory, owner| {
-            let tree = Tree::kept(directory, owner, privileged);
-            let entries = tree.list(name, true, MAX_LISTED).map(|(entries, _)| entries).unwrap_or_default();
-            // A directory stands before what is in it.
-            for entry in entries.iter().rev() {
-                let _stays = tree.remove(&name.join(&entry.path));
-            }
-            let _stays = tree.remove(name);
-        });
+        remove_output(spec, &output(&self.plan.scratch, Some(&self.stem)));
     }
+}
+
+/// Takes what a compiler has made, whole or in part, out of a session, which keeps what code writes. What
+/// cannot be removed, because code has changed it, stays as such files do.
+fn remove_output(spec: &RunSpec<'_>, path: &Path) {
+    let Some(state) = spec.origin.session_state() else { return };
+    let privileged = caller::identify(spec.options.peer.as_ref()).is_ok_and(|identity| identity.privileged);
+    let (Some(above), Some(name)) = (path.parent(), path.file_name().map(Path::new)) else { return };
+    state.in_directory(above, |directory, owner| {
+        let tree = Tree::kept(directory, owner, privileged);
+        let entries = tree.list(name, true, MAX_LISTED).map(|(entries, _)| entries).unwrap_or_default();
+        // A directory stands before what is in it.
+        for entry in entries.iter().rev() {
+            let _stays = tree.remove(&name.join(&entry.path));
+        }
+        let _stays = tree.remove(name);
+    });
 }
 
 /// Runs the compiler of a request. `main`: the recorder of the request, whose records name the program.
@@ -160,6 +164,8 @@ pub(crate) fn compile(
     // Its cgroup is gone before the program's is made.
     drop(teardown);
     if !report.success {
+        // It may have been ended while it wrote.
+        remove_output(&spec, &output(&plan.scratch, Some(&stem)));
         return Ok(Compiled::Failed(Box::new(failed(report))));
     }
     let report = CompileReport::from(report);
