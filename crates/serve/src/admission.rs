@@ -31,10 +31,10 @@ pub enum NotAdmitted {
     KeyQueue,
     /// There is no such key any more.
     KeyGone,
-    /// The key has begun as many in the last minute as it may; the next may after this time.
+    /// As many requests of the key were let in within the last minute as may be; the next may be after this time.
     KeyRate(Duration),
-    /// The key's runs have used as much CPU time in the last hour as they may; the next may begin after
-    /// this time.
+    /// The key's runs have used as much CPU time in the last hour as they may; the next is let in after this
+    /// time, if no other run of the key ends meanwhile.
     KeyCpu(Duration),
 }
 
@@ -51,12 +51,27 @@ struct Queued {
 struct KeyState {
     running: u32,
     waiting: VecDeque<Queued>,
-    /// When it was let in, within the last minute.
+    /// When its requests were let in, within the last minute; also those that have ended in the queue.
     recent: VecDeque<Instant>,
     /// The CPU time of its runs, in milliseconds, and when they ended; within the last hour.
     spent: VecDeque<(Instant, u64)>,
-    /// What is owed to it: grows by its weight whenever another has its turn.
+    /// What is owed to it: grows by its weight whenever a request begins while it has one that could.
     owed: i64,
+}
+
+impl KeyState {
+    /// The end of the run that must be an hour ago before less CPU time than this was used; none: less was.
+    fn over(&self, most: u64) -> Option<Instant> {
+        let mut left: u64 = self.spent.iter().map(|(_, ms)| ms).sum();
+        let mut last = None;
+        for (at, ms) in &self.spent {
+            if left < most {
+                break;
+            }
+            (left, last) = (left - ms, Some(*at));
+        }
+        last
+    }
 }
 
 /// All requests that wait or run.
@@ -132,17 +147,17 @@ impl Admission {
             return Err(NotAdmitted::KeyQueue);
         }
         state.recent.retain(|at| now.duration_since(*at) < MINUTE);
-        if let (Some(most), Some(oldest)) = (quota.runs_per_minute, state.recent.front())
-            && state.recent.len() >= most as usize
+        // The one whose end makes room: after a reload there can be more of them than may be.
+        if let Some(most) = quota.runs_per_minute
+            && let Some(last) = state.recent.iter().rev().nth(most.saturating_sub(1) as usize)
         {
-            return Err(NotAdmitted::KeyRate(MINUTE.saturating_sub(now.duration_since(*oldest))));
+            return Err(NotAdmitted::KeyRate(MINUTE.saturating_sub(now.duration_since(*last))));
         }
         state.spent.retain(|(at, _)| now.duration_since(*at) < HOUR);
-        let spent: u64 = state.spent.iter().map(|(_, ms)| ms).sum();
-        if let (Some(most), Some((oldest, _))) = (quota.cpu_per_hour, state.spent.front())
-            && spent >= most
+        if let Some(most) = quota.cpu_per_hour
+            && let Some(last) = state.over(most)
         {
-            return Err(NotAdmitted::KeyCpu(HOUR.saturating_sub(now.duration_since(*oldest))));
+            return Err(NotAdmitted::KeyCpu(HOUR.saturating_sub(now.duration_since(last))));
         }
         self.last += 1;
         let ticket = Ticket(self.last);
@@ -175,8 +190,10 @@ impl Admission {
     /// The request whose turn it is begins. It runs until [`Self::end`].
     pub fn begin(&mut self, ticket: Ticket) {
         let Some(key) = self.next.take() else { return };
+        let Some(place) = self.keys.get(&key).and_then(|state| state.waiting.iter().position(|waiting| waiting.ticket == ticket)) else { return };
+        // Only now: a request that goes while it waits to fit costs its key no turn.
+        self.charge(&key);
         let Some(state) = self.keys.get_mut(&key) else { return };
-        let Some(place) = state.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
         let Some(Queued { size, .. }) = state.waiting.remove(place) else { return };
         state.running += 1;
         self.used = RunSize { cpus: self.used.cpus + size.cpus, memory: self.used.memory + size.memory };
@@ -189,25 +206,31 @@ impl Admission {
         self.keys.get(key).is_some_and(|state| state.running < most && state.waiting.iter().any(|waiting| waiting.is_ready))
     }
 
+    /// The keys that have a request which could begin.
+    fn ready(&self) -> Vec<String> {
+        self.keys.keys().filter(|key| self.may_begin(key)).cloned().collect()
+    }
+
+    fn weight(&self, key: &str) -> i64 {
+        self.quotas.get(key).map_or(1, |quota| i64::from(quota.weight))
+    }
+
     /// The key whose turn it is (smooth weighted round robin).
-    fn turn(&mut self) -> Option<String> {
-        let weight = |key: &String, quotas: &BTreeMap<String, Key>| quotas.get(key).map_or(1, |quota| i64::from(quota.weight));
-        let ready: Vec<String> = self.keys.keys().filter(|key| self.may_begin(key)).cloned().collect();
-        let mut total = 0;
-        for key in &ready {
-            let weight = weight(key, &self.quotas);
-            total += weight;
-            if let Some(state) = self.keys.get_mut(key) {
-                state.owed += weight;
-            }
-        }
-        let owed = |key: &String| self.keys.get(key).map_or(0, |state| state.owed);
+    fn turn(&self) -> Option<String> {
+        let owed = |key: &String| self.keys.get(key).map_or(0, |state| state.owed) + self.weight(key);
         // Of two that are owed the same, the first by name.
-        let chosen = ready.into_iter().rev().max_by_key(|key| owed(key))?;
-        if let Some(state) = self.keys.get_mut(&chosen) {
-            state.owed -= total;
+        self.ready().into_iter().rev().max_by_key(owed)
+    }
+
+    /// A request of this key begins, of those that could.
+    fn charge(&mut self, chosen: &str) {
+        let mut total = 0;
+        for key in self.ready() {
+            let weight = self.weight(&key);
+            total += weight;
+            self.keys.get_mut(&key).into_iter().for_each(|state| state.owed += weight);
         }
-        Some(chosen)
+        self.keys.get_mut(chosen).into_iter().for_each(|state| state.owed -= total);
     }
 
     /// A request waits or runs no more.
@@ -246,7 +269,7 @@ impl Admission {
         self.used
     }
 
-    /// How many requests of a key came within the last minute, and the CPU time of its runs that ended
+    /// How many requests of a key were let in within the last minute, and the CPU time of its runs that ended
     /// within the last hour, in milliseconds; each where a quota counts it.
     pub fn recent_of(&self, key: &str, now: Instant) -> (Option<u64>, Option<u64>) {
         let (Some(quota), Some(state)) = (self.quotas.get(key), self.keys.get(key)) else { return (None, None) };
@@ -336,6 +359,64 @@ mod tests {
         assert_eq!(begin_next(&mut admission), None);
         admission.end(large);
         assert_eq!(begin_next(&mut admission), Some(second));
+    }
+
+    #[test]
+    fn a_request_that_goes_while_it_waits_to_fit_costs_its_key_no_turn() {
+        for cancelled in [false, true] {
+            let mut admission = admission(4, &[key("a", 1, 9), key("b", 1, 9)]);
+            let now = Instant::now();
+            let running = ["a", "b"].map(|name| {
+                let ticket = admission.ask(name, size(1), true, now).unwrap();
+                assert_eq!(begin_next(&mut admission), Some(ticket));
+                ticket
+            });
+            let mut of = BTreeMap::from([(admission.ask("b", size(4), true, now).unwrap(), "b")]);
+            if cancelled {
+                let gone = admission.ask("a", size(4), true, now).unwrap();
+                assert_eq!(begin_next(&mut admission), None, "it is a's turn, and it does not fit");
+                admission.end(gone);
+                assert_eq!(begin_next(&mut admission), None, "now it is b's");
+            }
+            for name in ["a", "b", "a", "b", "a"] {
+                of.insert(admission.ask(name, size(4), true, now).unwrap(), name);
+            }
+            running.iter().for_each(|ticket| admission.end(*ticket));
+            let mut begun = Vec::new();
+            while let Some(ticket) = begin_next(&mut admission) {
+                begun.push(of[&ticket]);
+                admission.end(ticket);
+            }
+            // Neither is ahead by more than one, as without the one that has gone.
+            let of = |name: &str, count: usize| begun.iter().take(count).filter(|begun| **begun == name).count();
+            assert!(begun.len() == 6 && (0..=6).all(|count| of("a", count).abs_diff(of("b", count)) <= 1), "{cancelled} {begun:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_hears_when_its_quota_has_room_again() {
+        let rate = Key { runs_per_minute: Some(3), ..key("rate", 1, 9) };
+        let cpu = Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) };
+        let mut admission = admission(8, &[rate.clone(), cpu]);
+        let now = Instant::now();
+        let at = |seconds: u64| now + Duration::from_secs(seconds);
+        for second in [0, 10, 20] {
+            admission.ask("rate", size(1), true, at(second)).unwrap();
+        }
+        // After a reload fewer may be than were: the second of them is in the way, too.
+        admission.change(admission.capacity, &[Key { runs_per_minute: Some(2), ..rate }, Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) }]);
+        assert_eq!(admission.ask("rate", size(1), true, at(30)), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
+        assert!(admission.ask("rate", size(1), true, at(69)).is_err());
+        assert!(admission.ask("rate", size(1), true, at(70)).is_ok());
+        admission.ask("cpu", size(1), true, now).unwrap();
+        for (second, ms) in [(0, 10), (10, 150), (20, 30), (30, 60)] {
+            admission.spend("cpu", ms, at(second));
+        }
+        // The first alone makes no room, and the second does.
+        let after = Duration::from_secs(3600 + 10 - 40);
+        assert_eq!(admission.ask("cpu", size(1), true, at(40)), Err(NotAdmitted::KeyCpu(after)));
+        assert!(admission.ask("cpu", size(1), true, at(3609)).is_err());
+        assert!(admission.ask("cpu", size(1), true, at(3610)).is_ok());
     }
 
     #[test]
