@@ -325,7 +325,7 @@ fn a_call_of_mcp_is_answered_while_the_service_ends_and_counts_in_its_quotas() {
     assert!(eventually(scaled(Duration::from_secs(10)), || host_process_with(&mark)));
     assert!(service.runs().iter().any(|run| run["key"] == "test" && run["state"] == "running"), "{:?}", service.runs());
     let refused = execute(&service, &session, "print(1)");
-    assert!(told(&refused).1 && told(&refused).0.contains("may begin 3 runs a minute"), "{}", refused.body);
+    assert!(told(&refused).1 && told(&refused).0.contains("may send 3 requests a minute"), "{}", refused.body);
     service.signal("TERM");
     assert_eq!(told(&read(stream)), ("0\n", false));
     service.end();

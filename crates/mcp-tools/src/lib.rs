@@ -32,7 +32,7 @@ pub trait Session: Send + Sync + 'static {
     /// It has ended, or cannot take the line now.
     fn ask(&self, line: Line, cancelled: Option<Cancelled>) -> Answered<'_>;
 
-    /// Empties what it keeps. One that has ended may be begun anew.
+    /// Empties what it keeps. One of `stockade mcp` that has ended is begun anew; one of a service is not.
     ///
     /// # Errors
     /// It cannot begin.

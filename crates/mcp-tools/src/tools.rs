@@ -78,7 +78,7 @@ pub struct Server {
 pub(crate) struct Execute {
     /// The program.
     code: String,
-    /// Its language, such as python, bash, sh or node; default: python
+    /// Its language, such as python, bash, sh or node; default: the policy's
     language: Option<String>,
     /// Arguments of the program
     #[serde(default)]
@@ -270,7 +270,7 @@ impl Server {
     }
 }
 
-/// A session that has died is an error of the tool, which a model can fix by `reset`.
+/// Where the session has no answer, that is an error of the tool: its text says what a model can do.
 fn finish(
     answer: anyhow::Result<Value>,
     word: impl FnOnce(Value) -> Result<CallToolResult, serde_json::Error>,

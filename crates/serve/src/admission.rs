@@ -103,8 +103,8 @@ impl Admission {
         admission
     }
 
-    /// Takes other settings. Returns who waits for what will not come: for a key that has gone, or for more than
-    /// there is.
+    /// Takes other settings. Returns the requests that can never begin by these: their key has gone, or they take
+    /// more than there is.
     pub fn change(&mut self, capacity: Capacity, keys: &[Key]) -> Vec<(Ticket, NotAdmitted)> {
         self.capacity = capacity;
         self.quotas = keys.iter().map(|key| (key.id.clone(), key.clone())).collect();

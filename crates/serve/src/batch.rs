@@ -56,7 +56,7 @@ const TOO_EARLY: [&str; 5] = ["queue_full", "key_queue", "key_rate", "key_cpu", 
 const OF_LINE: usize = 128;
 /// Answers and starts between which the batch looks at what has come.
 const AT_ONCE: usize = 64;
-/// How soon at the earliest, and at the latest.
+/// The least and the most time after which a refused start is tried again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
 #[derive(Deserialize)]
@@ -396,7 +396,7 @@ impl Batch {
                 let problem = if problem.reason == "queue_timeout" { deadline_exceeded() } else { problem };
                 let problem = self.front.metrics.problem(problem);
                 let text = format!("{start},\"problem\":{}}}\n", problem.to_json());
-                let held = self.front.buffered(&self.key.id, text.clone().into_bytes());
+                let held = self.front.buffered(&self.key.id, text.clone().into_bytes(), problem.started);
                 // Where there is no room for more of them, they come slowly.
                 let unheld = |_| {
                     self.not_before = Some(Instant::now() + AGAIN[0]);

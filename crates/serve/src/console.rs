@@ -1,5 +1,8 @@
 //! What people see of the service: the console, one page, and what it and others read of runs.
 //!
+//! Runs, history and denials of all keys are for keys with the scope `watch`. Any key reads of its own policies
+//! what they allow; those of all need `watch` too. Nothing here changes anything.
+//!
 //! The page has no rights of its own: it is sent to anyone, holds no secret, and reads by a key that its
 //! user types. Its policy lets it load nothing, send nothing but requests to its own origin, and run
 //! the one script that is compiled in.
@@ -100,8 +103,7 @@ pub async fn denials(State(front): Shared, KeyFor { key, .. }: KeyFor<ToWatch>) 
 
 fn buffered(front: &Arc<Front>, key: &Key, value: &Value) -> Result<Response, Problem> {
     let text = (value.to_string() + "\n").into_bytes();
-    // No code has run for it.
-    front.buffered(&key.id, text).map(result_response).map_err(|problem| Problem { started: false, ..problem })
+    front.buffered(&key.id, text, false).map(result_response)
 }
 
 #[derive(Deserialize)]

@@ -112,7 +112,7 @@ pub async fn run_code(State(front): Shared, key: Result<KeyFor<ToFacade>, Proble
     };
     let heartbeat = Duration::from_millis(facade.heartbeat_ms);
     let (own, key) = (Arc::clone(&front), key.id);
-    let mut answer = Box::pin(async move { own.buffered(&key, sandbox_fusion::response(&handle.answer().await?)) });
+    let mut answer = Box::pin(async move { own.buffered(&key, sandbox_fusion::response(&handle.answer().await?), true) });
     tokio::select! {
         answer = &mut answer => match answer {
             Ok(response) => (JSON, response).into_response(),

@@ -15,7 +15,7 @@ mod turn;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -32,6 +32,7 @@ use crate::{
     http::{policy_of, show},
     keys,
     link::WorkerLink,
+    lock::lock,
     log::{Ending, RunLog},
     metrics::{Metrics, Now},
     problem::Problem,
@@ -72,7 +73,7 @@ struct State {
     admission: Admission,
     /// Who waits for a worker.
     waiters: BTreeMap<Ticket, Waiter>,
-    /// Whose worker has ended before their code began: they have had their turn.
+    /// Whose worker has ended before their program began: they have had their turn.
     again: VecDeque<Waiter>,
     idle: Vec<(WorkerLink, Option<Prepared>)>,
     /// Those that wait or run.
@@ -114,8 +115,7 @@ struct Asks {
 }
 
 impl Asks {
-    /// How good a worker is that has this prepared: for this request before for none, and that before for
-    /// another.
+    /// 2: a worker has prepared a sandbox for this request; 1: it has prepared nothing; 0: for another one.
     fn rank(&self, prepared: Option<&Prepared>) -> u8 {
         let Some(Prepared { key, policy, languages }) = prepared else { return 1 };
         let is_for_key = key.as_ref().is_none_or(|key| *key == self.key);
@@ -228,8 +228,7 @@ impl Front {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds it panics half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// What holds now.
@@ -264,13 +263,14 @@ impl Front {
         self.buffers.buffer(key)
     }
 
-    /// An answer for a key that counts as buffered until its last byte was written.
+    /// An answer for a key that counts as buffered until its last byte was written. `started`: whether code may
+    /// have run for it.
     ///
     /// # Errors
     /// There is no room for it.
-    pub fn buffered(&self, key: &str, answer: Vec<u8>) -> Result<Bytes, Problem> {
+    pub fn buffered(&self, key: &str, answer: Vec<u8>, started: bool) -> Result<Bytes, Problem> {
         let mut buffer = self.buffer(key);
-        buffer.grow(answer.len()).map_err(|problem| Problem { started: true, ..problem })?;
+        buffer.grow(answer.len()).map_err(|problem| Problem { started, ..problem })?;
         Ok(buffer.hold(answer))
     }
 
@@ -661,7 +661,7 @@ impl State {
             NotAdmitted::KeyRate(after) => {
                 let key = self.settings.keys.iter().find(|key| key.id == id);
                 let most = key.and_then(|key| key.runs_per_minute).unwrap_or_default();
-                let detail = format!("key {id} may begin {most} runs a minute");
+                let detail = format!("key {id} may send {most} requests a minute");
                 Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_rate", detail).after(after.as_secs() + 1)
             }
         }

@@ -7,7 +7,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use stockade_protocol::{OutputStream, PerStream};
 use tokio::sync::Notify;
 
-use crate::{front::Buffer, problem::Problem};
+use crate::{front::Buffer, lock::lock, problem::Problem};
 
 /// Bytes of output that wait for readers.
 pub const KEPT: usize = 256 << 10;
@@ -43,7 +43,7 @@ pub struct RunLog {
 
 struct State {
     events: VecDeque<Entry>,
-    /// The events that are gone: the output up to and with each.
+    /// The number of each event that is gone, and how much had been printed at its end.
     gone: VecDeque<(u64, PerStream<u64>)>,
     last_seq: u64,
     /// Bytes that the program has printed, told or not.
@@ -101,8 +101,7 @@ impl RunLog {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds it panics half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State, u64) -> T) -> T {
@@ -236,7 +235,8 @@ impl State {
         let Some(index) = self.events.iter().position(|entry| matches!(entry.event, Event::Output(..))) else { return };
         let Some(entry) = self.events.remove(index) else { return };
         if let Event::Output(stream, bytes) = entry.event {
-            (self.kept, _) = (self.kept - bytes.len(), self.buffer.shrink(bytes.len()));
+            self.kept -= bytes.len();
+            self.buffer.shrink(bytes.len());
             let mut after = entry.before;
             *after.of_mut(stream) += bytes.len() as u64;
             self.gone.push_back((entry.seq, after));

@@ -18,6 +18,7 @@ mod http;
 mod keys;
 mod link;
 mod listen;
+mod lock;
 mod log;
 mod mcp;
 mod metrics;
@@ -119,7 +120,7 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 tokio::time::sleep(listen::LAST_ANSWERS).await;
                 return Ok(());
             }
-            (message, ..) => bail!("the supervisor says {message:?} before its settings"),
+            (message, ..) => bail!("the supervisor says {message:?}, which is for another process or comes before the settings"),
         }
     }
 }
@@ -139,8 +140,10 @@ mod tests {
 
     use super::*;
 
-    /// More than both directions of a socket hold.
+    /// More wishes, and more settings, than a socket holds.
     const MANY: usize = 256;
+    /// So many bytes of wishes leave no room for one more.
+    const FULL: u64 = 128 << 10;
 
     fn send_with(socket: &UnixStream, message: &FromSupervisor, descriptor: &impl AsFd) {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -189,7 +192,9 @@ mod tests {
             .collect();
         std::fs::remove_file(&place).unwrap();
         // Its wishes fill the socket.
-        std::thread::sleep(Duration::from_millis(300));
+        while sessions > 0 && rustix::io::ioctl_fionread(&ours).unwrap() < FULL {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         ours.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
         let part = FromSupervisor::SettingsPart(vec![b' '; 60 << 10]).to_frame().unwrap();
         let told = (0..MANY).try_for_each(|_| ours.write_all(&part));

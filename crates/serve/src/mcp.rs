@@ -35,8 +35,9 @@ use crate::{
     asking::{KeyFor, ToKeep},
     front::{Buffer, Front, Order},
     http::{Shared, bad_query, check_type, new_number, policy_of, read, read_request},
+    lock::lock,
     problem::Problem,
-    sessions::{Session, close_session, idle_of, lock, open_for},
+    sessions::{Session, close_session, idle_of, open_for},
 };
 
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");

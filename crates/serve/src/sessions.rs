@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -34,6 +34,7 @@ use crate::{
     front::{Buffer, Front},
     http::{Shared, bad_query, check_type, json_response, new_number, policy_of, read, run_for},
     link::{LinkError, WorkerLink},
+    lock::lock,
     mcp::Calls,
     problem::Problem,
 };
@@ -134,11 +135,6 @@ impl DerefMut for KeeperGuard {
         self.is_busy = true;
         self.guard.as_mut().expect("a keeper")
     }
-}
-
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one panics half-way.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {
@@ -317,7 +313,7 @@ async fn to_its_end<T: Send + 'static>(operation: impl Future<Output = Result<T,
     tokio::spawn(operation).await.map_err(|error| failed(&error.to_string()))?
 }
 
-/// Ends a session of which nothing was asked for its time, or whose keeper has ended.
+/// Closes a session after its idle time, or when its keeper has ended.
 async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
     loop {
         tokio::time::sleep_until(session.ends_at().min(Instant::now() + Duration::from_secs(1))).await;

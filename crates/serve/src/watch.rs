@@ -8,7 +8,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -22,6 +22,7 @@ use crate::{
     history::History,
     http::show,
     keys,
+    lock::lock,
     log::{Format, object},
     metrics::Ended,
     problem::Problem,
@@ -94,8 +95,7 @@ impl Watch {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds it panics half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn now_ms(&self) -> u64 {
@@ -237,7 +237,7 @@ pub struct Watcher {
     known: Option<Arc<Settings>>,
     load: Arc<Value>,
     last_part: Option<Instant>,
-    /// Of the bytes that were written, those before its last part.
+    /// Bytes that had been written when it got its last part.
     read: u64,
     is_over: bool,
 }

@@ -1,16 +1,17 @@
 //! The memory that requests and results may take together.
 //!
 //! What asks for more than is left gets a problem, and no result is cut. Of several keys none has more than
-//! half of it. What hyper and the kernel hold of a connection is not counted.
+//! half of it. A result counts when it is whole, and a part of a session's file when it has come: what a
+//! worker is just sending is not counted, nor what hyper and the kernel hold of a connection.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use axum::{body::Bytes, http::StatusCode};
 
-use crate::problem::Problem;
+use crate::{lock::lock, problem::Problem};
 
 /// Bytes of requests and results in memory.
 pub(super) struct Buffers(Mutex<State>);
@@ -43,8 +44,7 @@ impl Buffers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds it panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

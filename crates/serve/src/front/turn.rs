@@ -1,7 +1,8 @@
 //! One run, from the queue to its result: the wait for a worker or a keeper, what that says while it
 //! runs, and the place that is given back.
 //!
-//! A run whose worker goes before the code has begun is given to another one. Which request is next is
+//! A run whose worker goes before the program has begun is given to another one, which compiles the code anew
+//! where that is to be compiled. Which request is next is
 //! decided in `admission`.
 
 use std::{
@@ -128,7 +129,8 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             Err(error) => error,
         };
         tries += 1;
-        // Its code has not begun, so another worker may have it. A session has one keeper.
+        // Its program has not begun, at most a compiler has read the code: another worker may have it. A session
+        // has one keeper.
         if held.is_none() || session.is_some() || tries >= MAX_WORKERS_OF_RUN {
             let problem = if session.is_some() { session_ended() } else { lost(&error.to_string()) };
             return Err(Problem { started: log.has_started(), ..problem });
@@ -154,7 +156,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     let _first = place.outcome.set(Outcome::Result(ended));
     match unrecorded {
         Some(problem) => Err(problem),
-        None => place.front.buffered(&key, with_place(result, &number, &key, queued)),
+        None => place.front.buffered(&key, with_place(result, &number, &key, queued), true),
     }
 }
 
