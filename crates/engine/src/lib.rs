@@ -1,7 +1,7 @@
 //! What one request goes through: screening, approval, admission, launch, result, record.
 //!
-//! Every request, from the command line, the socket, a session or MCP, comes through here, so that
-//! one set of rules decides who may do what. Nothing here makes a system call that confines
+//! Every request, from the command line, the socket, a session or a service's worker, comes through here, so
+//! that one set of rules decides who may do what. Nothing here makes a system call that confines
 //! anything (that is `launcher`), and nothing is printed.
 #![forbid(unsafe_code)]
 
@@ -213,12 +213,12 @@ impl<'p> CodeScreening<'p> {
     }
 }
 
-/// A request that could not even be read is written down too.
+/// The result of a request that is refused before it is parsed, or because it cannot be; the audit log has it too.
 pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
     refuse_known(refusal, load_policy(options).ok().as_ref(), options)
 }
 
-/// The same of a policy that must not even be read for this caller.
+/// The same, where the caller may not use the policy: its file is not read.
 pub fn refuse_unread(refusal: &Refusal, options: &Options) -> Report {
     refuse_known(refusal, None, options)
 }

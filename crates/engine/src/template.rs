@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stockade_launcher::Memory;
 use stockade_policy::{model, plan::Plan};
-use stockade_protocol::Request;
+use stockade_protocol::{Request, text::hex};
 
 pub use crate::admit::unique_stem;
 use crate::{LoadedPolicy, Options, admit::Parts, pool::NotPrestarted};
@@ -154,7 +154,7 @@ fn start_sha256(plan: &Plan) -> String {
     let limits: Vec<(u32, Option<u64>)> = plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect();
     let start = (&plan.policy_sha256, &plan.argv, &plan.environment_values, &plan.program_file, limits);
     let bytes = serde_json::to_vec(&start).unwrap_or_default();
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(bytes))
 }
 
 /// A template whose copies may run programs.

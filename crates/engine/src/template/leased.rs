@@ -2,7 +2,8 @@
 //!
 //! The service makes their images and counts their runs: it lends an image for some runs at a time, so
 //! that all workers together start no more than the policy allows. Whether an image is for the policy as
-//! it is now is judged here, by the plan of a run. Nothing is made here, and no process is asked.
+//! it is now is judged here, by the plan of a run. What to ask the service for is decided here and sent by the
+//! worker; no image is made here.
 
 use std::{
     cell::Cell,
@@ -53,7 +54,7 @@ struct Leased {
     plan: Option<Result<Rc<Plan>, String>>,
     /// What copies are made of.
     current: Option<Current>,
-    /// What takes the place of that when it is used up or too old.
+    /// Replaces `current` when that is used up or too old.
     next: Option<Lease>,
     /// Why there is none, and since when that is known.
     refused: Option<(String, Instant)>,

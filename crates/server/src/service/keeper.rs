@@ -155,7 +155,7 @@ impl Keeper {
                 match self.said.take()? {
                     Some(ToWorker::Begin(begin)) => break (begin.length, Some(begin)),
                     Some(ToWorker::Line(length)) => break (length, None),
-                    // That of a run whose end crossed it.
+                    // It came after its run had ended.
                     Some(ToWorker::Cancel) => {}
                     Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("a request without its run")),
                     None => {

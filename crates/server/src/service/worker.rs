@@ -50,9 +50,9 @@ const MAX_UNSENT: usize = 256 << 10;
 /// Why a worker ends.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The kernel refuses to read or write.
-    #[error("talk to the front")]
-    Front(#[from] io::Error),
+    /// The kernel refuses to read or write at a socket to the front or the supervisor, or a file from the latter.
+    #[error("talk to the front or the supervisor")]
+    System(#[from] io::Error),
     /// The front says what no front says.
     #[error("what the front sends")]
     Malformed(#[from] Malformed),
@@ -181,7 +181,7 @@ impl Worker {
         loop {
             match self.said.take()? {
                 Some(ToWorker::Begin(begin)) => return Ok(Some(begin)),
-                // That of a run whose end crossed it.
+                // It came after its run had ended.
                 Some(ToWorker::Cancel) => {}
                 Some(ToWorker::Request(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a request without its run")),
                 None => {
