@@ -90,9 +90,8 @@ test!(Both, a_compiler_uses_the_cpu_time_of_its_key, seconds 60);
 fn a_compiler_uses_the_cpu_time_of_its_key() {
     let place = PolicyDirectory::new();
     let runtime = |name: &str, seconds: &str| {
-        let script = format!(
-            "import shutil, sys, time\nwhile time.process_time() < {seconds}: pass\nshutil.copy(sys.argv[1], sys.argv[2])"
-        );
+        let script =
+            format!("import shutil, sys, time\nwhile time.process_time() < {seconds}: pass\nshutil.copy(sys.argv[1], sys.argv[2])");
         format!(
             "[runtimes.{name}]\ncompile = [\"/usr/bin/python3\", \"-c\", {script:?}, \"{{file}}\", \"{{output}}\"]\ncommand = [\"/usr/bin/sh\", \"{{output}}\"]\nextension = \"sh\"\n"
         )

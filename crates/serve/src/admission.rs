@@ -190,7 +190,9 @@ impl Admission {
     /// The request whose turn it is begins. It runs until [`Self::end`].
     pub fn begin(&mut self, ticket: Ticket) {
         let Some(key) = self.next.take() else { return };
-        let Some(place) = self.keys.get(&key).and_then(|state| state.waiting.iter().position(|waiting| waiting.ticket == ticket)) else { return };
+        let Some(place) = self.keys.get(&key).and_then(|state| state.waiting.iter().position(|waiting| waiting.ticket == ticket)) else {
+            return;
+        };
         // Only now: a request that goes while it waits to fit costs its key no turn.
         self.charge(&key);
         let Some(state) = self.keys.get_mut(&key) else { return };
@@ -404,7 +406,8 @@ mod tests {
             admission.ask("rate", size(1), true, at(second)).unwrap();
         }
         // After a reload fewer may be than were: the second of them is in the way, too.
-        admission.change(admission.capacity, &[Key { runs_per_minute: Some(2), ..rate }, Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) }]);
+        admission
+            .change(admission.capacity, &[Key { runs_per_minute: Some(2), ..rate }, Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) }]);
         assert_eq!(admission.ask("rate", size(1), true, at(30)), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
         assert!(admission.ask("rate", size(1), true, at(69)).is_err());
         assert!(admission.ask("rate", size(1), true, at(70)).is_ok());

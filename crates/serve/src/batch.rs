@@ -505,7 +505,7 @@ impl ClientEnd {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-    use crate::front::tests::{Worker, front, key, settle, settings};
+    use crate::front::tests::{Worker, front, key, settings, settle};
     use serde_json::Value;
 
     use super::*;

@@ -475,10 +475,7 @@ impl Front {
         let asked = if state.draining {
             Err(draining())
         } else {
-            state
-                .admission
-                .ask(&order.key.id, size, order.session.is_none(), came)
-                .map_err(|why| state.not_admitted(why, &order.key.id))
+            state.admission.ask(&order.key.id, size, order.session.is_none(), came).map_err(|why| state.not_admitted(why, &order.key.id))
         };
         let ticket = match asked {
             Ok(ticket) => ticket,

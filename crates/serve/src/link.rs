@@ -13,7 +13,9 @@ use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
 };
-use stockade_protocol::service::{Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, ToWorker};
+use stockade_protocol::service::{
+    Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, ToWorker,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::{

@@ -77,7 +77,9 @@ impl KeptRuns {
 
     /// Those whose time is over go.
     pub(super) fn end(&mut self, now: Instant) -> Vec<EndedRun> {
-        let firsts = |of_key: &OfKey| of_key.order.iter().take_while(|(until, _)| *until <= now).map(|(_, number)| number.clone()).collect::<Vec<_>>();
+        let firsts = |of_key: &OfKey| {
+            of_key.order.iter().take_while(|(until, _)| *until <= now).map(|(_, number)| number.clone()).collect::<Vec<_>>()
+        };
         let over: Vec<RunNumber> = self.of_keys.values().flat_map(firsts).collect();
         over.iter().filter_map(|number| self.remove(number)).collect()
     }

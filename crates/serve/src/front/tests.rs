@@ -325,8 +325,7 @@ fn a_worker_that_is_prepared_for_a_request_comes_before_one_for_none_and_that_be
         assert_eq!(asks(language).rank(Some(&prepared(None, "p", &names))), 2, "{language}");
         assert_eq!(asks(language).rank(Some(&prepared(Some("a"), "p", &names))), 2, "{language}");
         assert_eq!(asks(language).rank(None), 1);
-        for other in
-            [prepared(Some("b"), "p", &names), prepared(None, "q", &names), prepared(None, "p", &["sh"]), prepared(None, "p", &[])]
+        for other in [prepared(Some("b"), "p", &names), prepared(None, "q", &names), prepared(None, "p", &["sh"]), prepared(None, "p", &[])]
         {
             assert_eq!(asks(language).rank(Some(&other)), 0, "{other:?}");
         }

@@ -38,7 +38,8 @@ use stockade_engine::{
 use stockade_protocol::{
     OutputStream, PerStream, Report, Verdict,
     service::{
-        Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, TemplateLent, ToSupervisor, ToWorker, WorkerTable,
+        Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, TemplateLent, ToSupervisor, ToWorker,
+        WorkerTable,
     },
 };
 
