@@ -552,6 +552,21 @@ fn a_front_that_was_taken_over_gets_what_its_keys_have() {
     worker.ended();
 }
 
+test!(Both, an_idle_worker_says_what_it_has_prepared_by_now);
+fn an_idle_worker_says_what_it_has_prepared_by_now() {
+    let mut worker = Worker::new();
+    // It has nothing prepared, and says nothing more for a table that does not change that.
+    worker.give_table(&json!({"policies": {"k": ["default"]}}));
+    worker.give_table(&json!({"policies": {"k": ["default"]}, "ready_for": {"key": "k", "policy": "default", "runtime": "python"}}));
+    let (kind, said) = worker.next().unwrap();
+    let prepared: Value = serde_json::from_slice(&said).unwrap();
+    assert_eq!((kind, &prepared["policy"], &prepared["key"]), (128, &json!("default"), &Value::Null), "{prepared}");
+    assert!(prepared["languages"].as_array().unwrap().contains(&json!("python")), "{prepared}");
+    assert_eq!(worker.run("k", "default", &json!({"code": "print(1)"}))["output"], "1\n");
+    drop(worker.front.shutdown(std::net::Shutdown::Both));
+    worker.ended();
+}
+
 test!(Both, what_no_front_says_ends_a_worker);
 fn what_no_front_says_ends_a_worker() {
     let begin =
