@@ -67,7 +67,7 @@ pub struct Session {
 /// All sessions.
 pub struct Sessions {
     open: Mutex<BTreeMap<String, Arc<Session>>>,
-    /// Those that the supervisor was asked for and has not answered, also where nobody waits any more.
+    /// Those that the supervisor was asked for and has not answered, also where no request waits for it any more.
     asked: Mutex<BTreeMap<String, AskedFor>>,
     wishes: mpsc::UnboundedSender<FromFront>,
 }

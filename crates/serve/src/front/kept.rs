@@ -26,7 +26,7 @@ pub(super) struct EndedRun {
     pub(super) until: Instant,
 }
 
-struct Kept {
+struct KeptLog {
     run: EndedRun,
     bytes: usize,
 }
@@ -41,7 +41,7 @@ struct OfKey {
 /// All that are kept.
 #[derive(Default)]
 pub(super) struct KeptRuns {
-    all: BTreeMap<RunNumber, Kept>,
+    all: BTreeMap<RunNumber, KeptLog>,
     of_keys: BTreeMap<String, OfKey>,
     bytes: usize,
 }
@@ -59,7 +59,7 @@ impl KeptRuns {
         of_key.bytes += bytes;
         of_key.order.insert((run.until, number.clone()));
         self.bytes += bytes;
-        self.all.insert(number, Kept { run, bytes });
+        self.all.insert(number, KeptLog { run, bytes });
         let mut dropped = Vec::new();
         while self.bytes > MAX_BYTES
             && let Some(most) = self.of_keys.values().max_by_key(|of_key| of_key.bytes)
@@ -85,7 +85,7 @@ impl KeptRuns {
     }
 
     fn remove(&mut self, number: &RunNumber) -> Option<EndedRun> {
-        let Kept { run, bytes } = self.all.remove(number)?;
+        let KeptLog { run, bytes } = self.all.remove(number)?;
         self.bytes -= bytes;
         if let Some(of_key) = self.of_keys.get_mut(&run.key) {
             of_key.bytes -= bytes;
