@@ -45,6 +45,7 @@ mod scratch_protection;
 mod scratch_size;
 mod screen;
 mod serve;
+mod serve_connections;
 mod serve_facades;
 mod serve_host;
 mod serve_mcp;

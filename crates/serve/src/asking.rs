@@ -8,11 +8,11 @@ use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 use axum::{
     Extension, RequestPartsExt,
     extract::{FromRequestParts, Path},
-    http::request::Parts,
+    http::{Extensions, request::Parts},
 };
 use stockade_protocol::service::{Key, Scope};
 
-use crate::{front::Front, http::Peer, keys, problem::Problem, sessions::Session};
+use crate::{front::Front, http::Peer, keys, listen::Exchange, problem::Problem, sessions::Session};
 
 /// The key of a request, which has the scope that `S` names.
 pub struct KeyFor<S> {
@@ -61,10 +61,18 @@ impl<S: Needs> FromRequestParts<Arc<Front>> for KeyFor<S> {
         let uid = parts.extract::<Extension<Peer>>().await.ok().and_then(|Extension(peer)| peer.uid);
         let settings = front.settings();
         let key = keys::find(&settings.keys, &parts.headers, &parts.uri, uid)?;
+        note_key(&parts.extensions);
         if let Some(scope) = S::SCOPE {
             keys::check_scope(key, scope)?;
         }
         Ok(KeyFor { key: key.clone(), needs: PhantomData })
+    }
+}
+
+/// Notes that a request has a good key: its connection keeps its place until the answer.
+pub fn note_key(of_request: &Extensions) {
+    if let Some(exchange) = of_request.get::<Arc<Exchange>>() {
+        exchange.has_key();
     }
 }
 

@@ -25,7 +25,7 @@ use stockade_serve::facade::{Invalid, execute as execute_facade, sandbox_fusion}
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::{
-    asking::{KeyFor, ToFacade},
+    asking::{KeyFor, ToFacade, note_key},
     batch::FOR_EVER,
     front::{Front, Order, RunHandle},
     http::{Peer, Shared, check_type, new_number, policy_of, read, read_request, result_response},
@@ -193,6 +193,7 @@ async fn execute_or_refuse(front: &Arc<Front>, peer: Peer, request: Request) -> 
     let settings = front.settings();
     let facade = settings.facades.execute.clone().ok_or_else(|| off("execute"))?;
     let key = keys::find_by_field(&settings.keys, request.headers(), request.uri(), peer.uid)?;
+    note_key(request.extensions());
     keys::check_scope(key, Scope::Facade)?;
     let wait = Duration::from_millis(settings.capacity.queue_ms);
     let handle = begin(front, key.clone(), facade.policy, wait, request, execute_facade::request).await?;

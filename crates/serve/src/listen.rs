@@ -1,9 +1,11 @@
 //! Connections: how many there are, and how long their parts may take.
 //!
 //! HTTP/1.1 by hyper. A head may have 32 KiB, 64 fields and 10 s. A connection that asks for nothing for 60 s is
-//! closed. A client that takes nothing of its answer for 20 s is gone. A connection that cannot be accepted for
-//! want of descriptors waits; it takes nothing from those that are there.
+//! closed. A client that takes nothing of its answer for 20 s is gone. Where there are as many connections as may
+//! be, one that has no request with a good key closes for a new one. A connection that cannot be accepted for want
+//! of descriptors waits; it takes nothing from those that are there.
 
+mod places;
 mod timed;
 
 use std::{convert::Infallible, io, os::fd::OwnedFd, sync::Arc, time::Duration};
@@ -20,7 +22,7 @@ use stockade_protocol::service::ListenerKind;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::oneshot,
     task::JoinHandle,
 };
 use tokio_io_timeout::TimeoutStream;
@@ -29,7 +31,9 @@ use crate::{
     front::Front,
     http::{Peer, router},
 };
-use timed::{Exchange, TimedStream};
+use places::{Place, Places};
+pub use timed::Exchange;
+use timed::TimedStream;
 
 /// Connections at a time, for each socket that listens.
 const CONNECTIONS: usize = 1024;
@@ -47,7 +51,7 @@ pub const LAST_ANSWERS: Duration = Duration::from_millis(200);
 /// # Errors
 /// The socket cannot be watched.
 pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Result<JoinHandle<()>> {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Places::new(CONNECTIONS);
     let app = router(front);
     match kind {
         ListenerKind::Unix => {
@@ -56,11 +60,10 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
             let listener = UnixListener::from_std(listener)?;
             Ok(tokio::spawn(async move {
                 loop {
-                    let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
                     match listener.accept().await {
                         Ok((stream, _)) => {
                             let uid = stream.peer_cred().ok().map(|peer| peer.uid());
-                            tokio::spawn(serve(stream, app.clone(), Peer { kind, uid }, permit));
+                            tokio::spawn(serve(stream, app.clone(), Peer { kind, uid }, places.take().await));
                         }
                         Err(_) => tokio::time::sleep(PAUSE).await,
                     }
@@ -73,12 +76,11 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
             let listener = TcpListener::from_std(listener)?;
             Ok(tokio::spawn(async move {
                 loop {
-                    let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
                     match listener.accept().await {
                         Ok((stream, _)) => {
                             // Answers are written at once, and wait for no acknowledgement.
                             let _slower = stream.set_nodelay(true);
-                            tokio::spawn(serve(stream, app.clone(), Peer { kind, uid: None }, permit));
+                            tokio::spawn(serve(stream, app.clone(), Peer { kind, uid: None }, places.take().await));
                         }
                         Err(_) => tokio::time::sleep(PAUSE).await,
                     }
@@ -88,9 +90,15 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router, peer: Peer, permit: OwnedSemaphorePermit) {
+/// Serves a connection until it ends, or has to close for another.
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    app: Router,
+    peer: Peer,
+    (place, closes): (Place, oneshot::Receiver<Infallible>),
+) {
     let app = TowerToHyperService::new(app);
-    let exchange = Exchange::new();
+    let exchange = Exchange::new(place);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(UNREAD));
     let stream = TimedStream::new(Box::pin(stream), Arc::clone(&exchange));
@@ -98,6 +106,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router
     let with_peer = service_fn(move |mut request: Request<Incoming>| {
         exchange.asks();
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(Arc::clone(&exchange));
         let (answer, exchange) = (app.call(request), Arc::clone(&exchange));
         async move { Ok::<_, Infallible>(answer.await?.map(|body| exchange.answer(body))) }
     });
@@ -107,9 +116,13 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS)
         .serve_connection(TokioIo::new(stream), with_peer);
-    // What the client did wrong, it was told, or has gone.
-    let _closed = connection.await;
-    drop(permit);
+    tokio::select! {
+        // First: one that closes begins no request.
+        biased;
+        _ = closes => {}
+        // What the client did wrong, it was told, or has gone.
+        _ = connection => {}
+    }
 }
 
 #[cfg(test)]
@@ -137,8 +150,7 @@ mod tests {
                 "done"
             }),
         );
-        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        tokio::spawn(serve(its, app, Peer { kind: ListenerKind::Tcp, uid: None }, permit));
+        tokio::spawn(async { serve(its, app, Peer { kind: ListenerKind::Tcp, uid: None }, Places::new(1).take().await).await });
         client
     }
 

@@ -20,6 +20,8 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
+use super::places::Place;
+
 /// How long a connection may ask for nothing.
 pub const IDLE_TIME: Duration = Duration::from_secs(60);
 /// How long a head may take from its first byte on.
@@ -38,18 +40,26 @@ enum Phase {
     LastBytes,
 }
 
-/// The phase of one connection: its stream and its requests change it in turn.
-pub struct Exchange(Mutex<Phase>);
+/// The phase of one connection, and its place: its stream and its requests change both in turn.
+pub struct Exchange {
+    phase: Mutex<Phase>,
+    place: Place,
+}
 
 impl Exchange {
     /// That of a new connection.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Exchange(Mutex::new(Phase::Idle { until: Instant::now() + IDLE_TIME })))
+    pub fn new(place: Place) -> Arc<Self> {
+        Arc::new(Exchange { phase: Mutex::new(Phase::Idle { until: Instant::now() + IDLE_TIME }), place })
+    }
+
+    /// The request has a good key.
+    pub fn has_key(&self) {
+        self.place.has_key();
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
         // Nothing that holds it panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A head is whole.
@@ -75,6 +85,7 @@ impl Exchange {
         let is_answered = *phase == Phase::LastBytes;
         if is_answered {
             *phase = Phase::Idle { until: Instant::now() + IDLE_TIME };
+            self.place.is_idle();
         }
         is_answered
     }
