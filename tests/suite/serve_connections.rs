@@ -1,9 +1,10 @@
-//! The service and its connections: how long it waits for a request, and which one
-//! closes for another.
+//! The service and its connections: how long it waits for a request, which one closes for another, and that
+//! no client can connect to one that ends.
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::TcpStream,
+    os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,7 @@ use serde_json::json;
 use super::serve::{Service, head, read_answer};
 use crate::support::{
     load::Client,
-    runner::test,
+    runner::{eventually, test},
     timeouts::scaled,
 };
 
@@ -86,5 +87,27 @@ fn who_has_no_key_keeps_no_client_out() {
     // What has a good key is answered.
     read_answer(busy).ran("done\n");
     drop(held);
+    service.end();
+}
+
+test!(Both, no_client_connects_to_a_service_that_ends, seconds 60);
+fn no_client_connects_to_a_service_that_ends() {
+    let service = Service::with("[limits]\ndrain = \"20s\"\n", "");
+    let mut known = Client::at_unix(&service.place.0.join("s"), "");
+    assert_eq!(known.ask("GET", "/ready", "").status, 200);
+    let last = service.begin("import time; time.sleep(4); print('done')");
+    assert!(service.has_runs("running", 1));
+    let is_refused = || {
+        let over_unix = UnixStream::connect(service.place.0.join("s")).map(drop);
+        let over_tcp = TcpStream::connect(("127.0.0.1", service.port)).map(drop);
+        [over_unix, over_tcp].map(|connected| connected.err().map(|error| error.kind()))
+    };
+    // The control.
+    assert_eq!(is_refused(), [None, None]);
+    service.signal("TERM");
+    assert!(eventually(scaled(Duration::from_secs(3)), || is_refused() == [Some(ErrorKind::ConnectionRefused); 2]), "{:?}", is_refused());
+    // Who was connected before hears that it ends, and what runs is answered.
+    assert_eq!(known.ask("GET", "/ready", "").status, 503);
+    read_answer(last).ran("done\n");
     service.end();
 }

@@ -77,8 +77,7 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let listening = listen::listen(first.unix.as_deref(), first.tcp, account.is_some())?;
-    let ended = serve(&Service {
-        listeners: listening.listeners,
+    let service = Service {
         workers: first.settings.workers as usize,
         drain: Duration::from_millis(first.config.limits.drain),
         account: account.clone(),
@@ -102,7 +101,8 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
         places: listening.places.clone(),
         tell: Box::new(warn),
         ready: Box::new(|| warn(&format!("stockade: serving at {}", listening.places))),
-    });
+    };
+    let ended = serve(&service, listening.listeners);
     // Clients see at once that the service is gone.
     listening.own_file.map(fs::remove_file);
     match ended? {

@@ -54,8 +54,6 @@ const FIRST: Duration = Duration::from_secs(20);
 
 /// What is served, and how.
 pub struct Service<'a> {
-    /// The sockets that listen.
-    pub listeners: Vec<(ListenerKind, OwnedFd)>,
     /// How many runs there may be at a time.
     pub workers: usize,
     /// How long runs have to end when the service does.
@@ -289,14 +287,15 @@ impl Process {
     }
 }
 
-/// Serves until a signal ends it.
+/// Serves at the sockets that listen until a signal ends it. Then they close, unless systemd has them too.
 ///
 /// # Errors
 /// It cannot begin, or not go on.
-pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
+pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> Result<ServiceEnd, ServiceError> {
     let mut signals = Signals::block().map_err(|error| ServiceError::Signals(error.to_string()))?;
     let mut group = Group {
         service,
+        listeners,
         settings: service.settings.clone(),
         front: None,
         watch: FrontWatch::new(),
@@ -364,6 +363,7 @@ fn terms<'t>(service: &'t Service<'_>, settings: &'t ServiceSettings, workers: &
 /// All processes of a service.
 struct Group<'s, 'a> {
     service: &'s Service<'a>,
+    listeners: Vec<(ListenerKind, OwnedFd)>,
     settings: ServiceSettings,
     front: Option<Process>,
     watch: FrontWatch,
@@ -415,7 +415,7 @@ impl Group<'_, '_> {
         let mut front = Process::spawn(command, ours)?;
         let send = || -> io::Result<()> {
             front.send_settings(&self.settings.front)?;
-            for (kind, socket) in &self.service.listeners {
+            for (kind, socket) in &self.listeners {
                 front.send_with(&FromSupervisor::Listener(*kind), &[socket.as_fd()])?;
             }
             Ok(())
@@ -719,6 +719,8 @@ impl Group<'_, '_> {
     /// Lets runs end, up to a time, cancels the others, and ends all processes.
     fn drain(&mut self) -> Result<(), ServiceError> {
         notify::stopping(self.service.drain + 3 * LAST);
+        // The front closes its own: who connects from now on is refused, and does not wait in a backlog.
+        self.listeners.clear();
         let _ended = self.front.as_ref().map(|front| send(&front.socket, &FromSupervisor::Drain));
         self.wait_for_front(self.service.drain)?;
         if self.front.as_mut().is_some_and(|front| !front.has_ended()) {
