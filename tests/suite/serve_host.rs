@@ -277,3 +277,45 @@ fn what_the_host_lacks_is_said_by_ready() {
     service.end();
     fs::remove_dir_all(&own).unwrap();
 }
+
+test!(Both, a_service_goes_on_while_its_policies_are_tried_again, seconds 150);
+fn a_service_goes_on_while_its_policies_are_tried_again() {
+    let place = PolicyDirectory::new();
+    // So many that there is time to stop the process that tries them.
+    let policies: Vec<String> = (0..30).map(|number| place.write(&format!("p{number}"), &derived(""))).collect();
+    let service = Service::at(place, "[capacity]\ncpus = 1\n", "");
+    let keys = fs::read_to_string(service.keys()).unwrap();
+    fs::write(service.keys(), format!("[[key]]\nid = \"all\"\nuid = 1\npolicies = {policies:?}\n{keys}")).unwrap();
+    let examiners = || service.processes("/proc/self/exe serve-examine");
+    let read_again = || service.log().matches("the configuration was read again").count();
+    // `before`: the one that goes for it.
+    let stop_examiner = |before: i32| {
+        service.signal("HUP");
+        let next = || examiners().into_iter().find(|examiner| *examiner != before);
+        assert!(eventually(scaled(Duration::from_secs(10)), || next().is_some()), "{}", service.log());
+        let examiner = next().unwrap();
+        kill(examiner, "STOP");
+        examiner
+    };
+    let examiner = stop_examiner(0);
+    // Meanwhile a worker that ends is replaced, and runs.
+    let worker = service.processes("stockade serve-worker");
+    kill(worker[0], "KILL");
+    assert!(eventually(scaled(Duration::from_secs(8)), || service.log().contains("a worker has ended")), "{}", service.log());
+    service.run("print(1)").ran("1\n");
+    assert_eq!((read_again(), examiners()), (0, vec![examiner]), "{}", service.log());
+    // Another signal begins anew, with the files as they are then.
+    let second = stop_examiner(examiner);
+    assert_eq!(examiners(), [second]);
+    // The control.
+    kill(second, "CONT");
+    assert!(eventually(scaled(Duration::from_secs(15)), || read_again() == 1), "{}", service.log());
+    // One that takes too long is ended, and another that is under way ends with the service.
+    let third = stop_examiner(0);
+    let is_given_up = || service.log().contains("its policies have taken more than 15 s");
+    assert!(eventually(scaled(Duration::from_secs(25)), is_given_up), "{}", service.log());
+    assert!(examiners().is_empty() && read_again() == 1, "{}", service.log());
+    service.run("print(1)").ran("1\n");
+    stop_examiner(third);
+    service.end();
+}

@@ -10,9 +10,9 @@ mod listen;
 use std::{
     fs, io,
     net::SocketAddr,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
-    time::{Duration, UNIX_EPOCH},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use anyhow::{Context, bail};
@@ -31,10 +31,11 @@ use stockade_protocol::{
     service::{self, Capacity, ExecuteFacade, Facades, Key, Lack, RunSize, SandboxFusionFacade, Settings},
 };
 use stockade_server::service::{
-    NotTaken, ServedTemplate, Service, ServiceEnd, ServiceSettings, keep as keep_for, ready_workers, serve, work as work_for,
+    NotTaken, Reading, ServedTemplate, Service, ServiceEnd, ServiceSettings, keep as keep_for, ready_workers, serve, work as work_for,
 };
 
 use crate::{ExitCode, args, key::service_file, output::warn};
+use examine::{Examination, Findings};
 
 /// The account that has the front, and the runs of keys, where root serves.
 const ACCOUNT: &str = "stockade-serve";
@@ -60,14 +61,13 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
     if !serve_args.check {
         share_delegated_cgroup()?;
     }
-    examine::examine(&first.keys, &mut first.settings, None)?;
+    Examination::begin(&first.keys, &first.settings, None)?.wait()?.put_into(&mut first.settings);
     if let Some(lack) = first.settings.lacks.iter().find(|lack| lack.prevents) {
         bail!("{lack} (more: stockade doctor --policy {})", lack.policy);
     }
     for lack in &first.settings.lacks {
         warn(&format!("stockade: {} (more: stockade doctor --policy {})", lack.in_short(), lack.policy));
     }
-    let warn_of_facades = |settings: &Settings| unusable(settings).iter().for_each(|said| warn(&format!("stockade: warning: {said}")));
     warn_of_facades(&first.settings);
     if serve_args.check {
         let names = |names: Vec<&str>| names.join(", ");
@@ -83,20 +83,9 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
         account: account.clone(),
         settings: ServiceSettings { front: first.settings.clone(), templates: first.templates.clone() },
         read_again: Box::new(|| {
-            let mut next = read().map_err(not_taken)?;
-            examine::examine(&next.keys, &mut next.settings, Some(&first.settings)).map_err(not_taken)?;
-            if let Some(why) = next.settings.lacks.iter().find(|lack| lack.prevents).map(Lack::to_string) {
-                return Err(NotTaken { why, lacks: Some(next.settings.lacks) });
-            }
-            let (before, after) = (&first.config, &next.config);
-            if (&before.listen, before.limits.drain) != (&after.listen, after.limits.drain)
-                || first.settings.workers != next.settings.workers
-            {
-                warn("stockade: another address, `drain` or number of runs at a time takes effect when the service is started anew");
-            }
-            warn_of_facades(&next.settings);
-            next.settings.workers = first.settings.workers;
-            Ok(ServiceSettings { front: next.settings, templates: next.templates })
+            let next = read().map_err(not_taken)?;
+            let examination = Examination::begin(&next.keys, &next.settings, Some(&first.settings)).map_err(not_taken)?;
+            Ok(Box::new(NextSettings { first: &first, next: Some(next), examination }))
         }),
         places: listening.places.clone(),
         tell: Box::new(warn),
@@ -108,6 +97,50 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
     match ended? {
         ServiceEnd::Signal(_) => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// What was read while the service is running, until the host was examined for it.
+struct NextSettings<'a> {
+    /// What it began with.
+    first: &'a Configured,
+    /// None: it was taken.
+    next: Option<Configured>,
+    examination: Examination,
+}
+
+impl Reading for NextSettings<'_> {
+    fn awaited(&self) -> BorrowedFd<'_> {
+        self.examination.stdout()
+    }
+
+    fn until(&self) -> Option<Instant> {
+        self.examination.until()
+    }
+
+    fn poll(&mut self) -> Option<Result<ServiceSettings, NotTaken>> {
+        let findings = self.examination.poll().transpose()?;
+        let next = self.next.take()?;
+        Some(findings.map_err(not_taken).and_then(|findings| checked(self.first, next, findings)))
+    }
+}
+
+/// Settings that may take the place of those before.
+fn checked(first: &Configured, mut next: Configured, findings: Findings) -> Result<ServiceSettings, NotTaken> {
+    findings.put_into(&mut next.settings);
+    if let Some(why) = next.settings.lacks.iter().find(|lack| lack.prevents).map(Lack::to_string) {
+        return Err(NotTaken { why, lacks: Some(next.settings.lacks) });
+    }
+    let (before, after) = (&first.config, &next.config);
+    if (&before.listen, before.limits.drain) != (&after.listen, after.limits.drain) || first.settings.workers != next.settings.workers {
+        warn("stockade: another address, `drain` or number of runs at a time takes effect when the service is started anew");
+    }
+    warn_of_facades(&next.settings);
+    next.settings.workers = first.settings.workers;
+    Ok(ServiceSettings { front: next.settings, templates: next.templates })
+}
+
+fn warn_of_facades(settings: &Settings) {
+    unusable(settings).iter().for_each(|said| warn(&format!("stockade: warning: {said}")));
 }
 
 fn not_taken(error: anyhow::Error) -> NotTaken {

@@ -20,7 +20,7 @@ use std::{
 };
 
 pub use keeper::keep;
-pub use supervisor::{NotTaken, Service, ServiceEnd, ServiceError, ServiceSettings, serve};
+pub use supervisor::{NotTaken, Reading, Service, ServiceEnd, ServiceError, ServiceSettings, serve};
 pub use templates::{ServedTemplate, ready_workers};
 pub use worker::{WorkerError, work};
 

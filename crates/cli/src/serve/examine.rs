@@ -6,13 +6,14 @@
 
 use std::{
     collections::BTreeMap,
-    io::Read,
-    process::{Child, Stdio},
+    io::{ErrorKind, Read},
+    os::fd::{AsFd, BorrowedFd},
+    process::{Child, ChildStdout, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 use stockade_diagnose::doctor::{Shortfall, shortfall};
 use stockade_engine::{Options, approval::ApprovedBy, own_program::own_program_of_service, runs::EntryPoint};
@@ -21,8 +22,8 @@ use stockade_protocol::service::{Lack, Settings};
 
 use crate::{ExitCode, args, output::write_out, runtimes::prompt_of};
 
-/// How long it may take where the supervisor waits for it: until then no process that ends is replaced, and
-/// the service's manager hears nothing. A policy takes some hundredths of a second.
+/// How long it may take while the service is running, which goes on meanwhile. A policy takes some hundredths of
+/// a second.
 const WHILE_SERVING: Duration = Duration::from_secs(15);
 
 /// What one policy lacks, as the examining process prints it.
@@ -37,64 +38,123 @@ struct Examined {
 /// The word for a policy whose inventory is wanted too.
 const WITH_INVENTORY: &str = "inventory";
 
-/// Sets what this host lacks for the policies of these keys, and what code finds under them. `known`: what
-/// was found before under the policies that were explained so.
-///
-/// # Errors
-/// They could not be examined, or not in [`WHILE_SERVING`] where the service is running.
-pub(super) fn examine(keys: &[ServiceKey], settings: &mut Settings, known: Option<&Settings>) -> anyhow::Result<()> {
-    let mut first_keys = BTreeMap::new();
-    for key in keys {
-        for policy in &key.policies {
-            let (_, keeps) = first_keys.entry(policy.as_str()).or_insert((key.id.as_str(), false));
-            *keeps |= key.scopes.contains(&Scope::Keep);
-        }
-    }
-    let is_same = |policy: &str| known.is_some_and(|known| known.explained.get(policy) == settings.explained.get(policy));
-    let found = |policy: &str| known.filter(|_| is_same(policy)).and_then(|known| known.inventories.get(policy));
-    let (mut words, mut inventories) = (Vec::new(), BTreeMap::new());
-    for (policy, (key, keeps)) in first_keys {
-        let before = found(policy).filter(|_| keeps);
-        inventories.extend(before.map(|inventory| (policy.to_owned(), inventory.clone())));
-        words.extend([policy, key, if keeps && before.is_none() { WITH_INVENTORY } else { "" }]);
-    }
-    let most = known.map(|_| WHILE_SERVING);
-    let mut command = own_program_of_service();
-    command.args(["serve-examine", "--"]).args(words);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("examine what this host can do")?;
-    let printed = printed_within(&mut child, most);
-    if !matches!(printed, Ok(Some(_))) {
-        // What it leaves, the next start clears away.
-        child.kill().context("end the examination of this host")?;
-    }
-    let status = child.wait().context("examine what this host can do")?;
-    let Some(printed) = printed? else {
-        let most = most.unwrap_or_default().as_secs();
-        bail!("examine what this host can do: its policies have taken more than {most} s; try again, or restart the service");
-    };
-    if !status.success() {
-        bail!("examine what this host can do: {status}; what it said stands above");
-    }
-    let mut examined: Vec<Examined> = serde_json::from_slice(&printed).context("what this host can do")?;
-    inventories.extend(examined.iter_mut().filter_map(|one| Some((one.policy.clone(), one.inventory.take()?))));
-    settings.inventories = inventories;
-    settings.lacks = examined.into_iter().flat_map(lacks).collect();
-    Ok(())
+/// The examining process at work. Dropping it ends it.
+pub(super) struct Examination {
+    child: Child,
+    stdout: ChildStdout,
+    printed: Vec<u8>,
+    until: Option<Instant>,
+    /// What code finds under policies that are as they were.
+    inventories: BTreeMap<String, String>,
 }
 
-/// All that a process prints; none: it takes longer than this.
-fn printed_within(child: &mut Child, most: Option<Duration>) -> anyhow::Result<Option<Vec<u8>>> {
-    let end = most.map(|most| Instant::now() + most);
-    let (mut stdout, mut printed, mut part) = (child.stdout.take().context("its stdout")?, Vec::new(), [0; 4096]);
-    loop {
-        let left = end.map(|end| Timespec::try_from(end.saturating_duration_since(Instant::now()))).transpose()?;
-        if poll(&mut [PollFd::new(&stdout, PollFlags::IN)], left.as_ref()).context("wait for what it prints")? == 0 {
-            return Ok(None);
+/// What was found out under all policies.
+pub(super) struct Findings {
+    lacks: Vec<Lack>,
+    inventories: BTreeMap<String, String>,
+}
+
+impl Findings {
+    /// Writes it down in the settings.
+    pub(super) fn put_into(self, settings: &mut Settings) {
+        (settings.lacks, settings.inventories) = (self.lacks, self.inventories);
+    }
+}
+
+impl Examination {
+    /// Begins to find out what this host lacks for the policies of these keys, and what code finds under them.
+    /// `known`: what was found before under the policies that were explained so, where the service is running.
+    ///
+    /// # Errors
+    /// There is no process.
+    pub(super) fn begin(keys: &[ServiceKey], settings: &Settings, known: Option<&Settings>) -> anyhow::Result<Self> {
+        let mut first_keys = BTreeMap::new();
+        for key in keys {
+            for policy in &key.policies {
+                let (_, keeps) = first_keys.entry(policy.as_str()).or_insert((key.id.as_str(), false));
+                *keeps |= key.scopes.contains(&Scope::Keep);
+            }
         }
-        match stdout.read(&mut part).context("read what it prints")? {
-            0 => return Ok(Some(printed)),
-            length => printed.extend(part.iter().take(length)),
+        let is_same = |policy: &str| known.is_some_and(|known| known.explained.get(policy) == settings.explained.get(policy));
+        let found = |policy: &str| known.filter(|_| is_same(policy)).and_then(|known| known.inventories.get(policy));
+        let (mut words, mut inventories) = (Vec::new(), BTreeMap::new());
+        for (policy, (key, keeps)) in first_keys {
+            let before = found(policy).filter(|_| keeps);
+            inventories.extend(before.map(|inventory| (policy.to_owned(), inventory.clone())));
+            words.extend([policy, key, if keeps && before.is_none() { WITH_INVENTORY } else { "" }]);
         }
+        let mut command = own_program_of_service();
+        command.args(["serve-examine", "--"]).args(words).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("examine what this host can do")?;
+        let stdout = child.stdout.take().context("its stdout")?;
+        let until = known.map(|_| Instant::now() + WHILE_SERVING);
+        let examination = Examination { child, stdout, printed: Vec::new(), until, inventories };
+        rustix::io::ioctl_fionbio(&examination.stdout, true).context("hear what it prints")?;
+        Ok(examination)
+    }
+
+    /// What becomes readable when there is more to read of it.
+    pub(super) fn stdout(&self) -> BorrowedFd<'_> {
+        self.stdout.as_fd()
+    }
+
+    /// When it has to be done; none: it may take as long as it does.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// What was found; none: it is not done. Waits for nothing but the end of a process that has printed all.
+    ///
+    /// # Errors
+    /// It failed, or has taken too long.
+    pub(super) fn poll(&mut self) -> anyhow::Result<Option<Findings>> {
+        let mut part = [0; 4096];
+        loop {
+            match self.stdout.read(&mut part) {
+                Ok(0) => break,
+                Ok(length) => self.printed.extend(part.iter().take(length)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if self.until.is_some_and(|until| Instant::now() >= until) {
+                        let most = WHILE_SERVING.as_secs();
+                        bail!(
+                            "examine what this host can do: its policies have taken more than {most} s; try again, or restart the service"
+                        );
+                    }
+                    return Ok(None);
+                }
+                Err(error) => return Err(error).context("read what it prints"),
+            }
+        }
+        let status = self.child.wait().context("examine what this host can do")?;
+        if !status.success() {
+            bail!("examine what this host can do: {status}; what it said stands above");
+        }
+        let mut examined: Vec<Examined> = serde_json::from_slice(&self.printed).context("what this host can do")?;
+        let mut inventories = std::mem::take(&mut self.inventories);
+        inventories.extend(examined.iter_mut().filter_map(|one| Some((one.policy.clone(), one.inventory.take()?))));
+        Ok(Some(Findings { lacks: examined.into_iter().flat_map(lacks).collect(), inventories }))
+    }
+
+    /// The same, when it is done.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(super) fn wait(mut self) -> anyhow::Result<Findings> {
+        loop {
+            if let Some(findings) = self.poll()? {
+                return Ok(findings);
+            }
+            poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], None).context("wait for what it prints")?;
+        }
+    }
+}
+
+impl Drop for Examination {
+    fn drop(&mut self) {
+        // What it leaves, the next start clears away.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
     }
 }
 

@@ -62,8 +62,8 @@ pub struct Service<'a> {
     pub account: Option<Caller>,
     /// What it begins with.
     pub settings: ServiceSettings,
-    /// Reads the settings again. An error keeps those before.
-    pub read_again: Box<dyn Fn() -> Result<ServiceSettings, NotTaken> + 'a>,
+    /// Begins to read the settings again. An error keeps those before.
+    pub read_again: Box<dyn Fn() -> Result<Box<dyn Reading + 'a>, NotTaken> + 'a>,
     /// Where it listens, for people.
     pub places: String,
     /// Tells the administrator.
@@ -79,6 +79,16 @@ pub struct ServiceSettings {
     pub front: Settings,
     /// The templates of all policies that keys name.
     pub templates: Vec<ServedTemplate>,
+}
+
+/// Settings that are being read again, while the service goes on. Dropping it gives that up.
+pub trait Reading {
+    /// What becomes readable when there is something to [`Reading::poll`].
+    fn awaited(&self) -> BorrowedFd<'_>;
+    /// When to poll it at the latest.
+    fn until(&self) -> Option<Instant>;
+    /// What came of it, once; none: it goes on.
+    fn poll(&mut self) -> Option<Result<ServiceSettings, NotTaken>>;
 }
 
 /// Why it ended.
@@ -301,6 +311,7 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
         watch: FrontWatch::new(),
         front_says_more: false,
         not_taken: None,
+        reading: None,
         workers: Vec::new(),
         keepers: Vec::new(),
         leaving: Vec::new(),
@@ -331,6 +342,7 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
         if woken.has_ended {
             group.note_ended()?;
         }
+        group.take_settings();
         group.end_leaving();
         group.start_missing()?;
         if woken.has_said {
@@ -345,7 +357,7 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
 struct Woken {
     /// A process has ended.
     has_ended: bool,
-    /// A worker, or the process that makes an image, has said something.
+    /// A worker, or a process that makes an image or examines the host, has said something.
     has_said: bool,
 }
 
@@ -371,6 +383,8 @@ struct Group<'s, 'a> {
     front_says_more: bool,
     /// Why the settings that were read last were not taken.
     not_taken: Option<String>,
+    /// Those that are being read.
+    reading: Option<Box<dyn Reading + 'a>>,
     workers: Vec<Worker>,
     keepers: Vec<Keeping>,
     templates: TemplateStore,
@@ -507,9 +521,12 @@ impl Group<'_, '_> {
         let speakers = self.front.iter().chain(workers).filter(|worker| !worker.is_silent).map(|worker| worker.socket.as_fd());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
-        fds.extend(speakers.chain(self.templates.maker()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let reading = self.reading.as_deref();
+        let others = self.templates.maker().into_iter().chain(reading.map(Reading::awaited));
+        fds.extend(speakers.chain(others).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let now = self.front_says_more.then(Instant::now);
-        let next = self.next_try.into_iter().chain(now).fold(self.watch.next(), Instant::min);
+        let times = self.next_try.into_iter().chain(now).chain(reading.and_then(Reading::until));
+        let next = times.fold(self.watch.next(), Instant::min);
         match poll(&mut fds, Some(&timespec(next.saturating_duration_since(Instant::now())))) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(ServiceError::Wait(errno)),
@@ -675,11 +692,25 @@ impl Group<'_, '_> {
         }
     }
 
+    /// Begins to read the settings again, also where that was under way: its files may have changed since.
     fn reload(&mut self) {
         notify::reloading();
-        let read = (self.service.read_again)();
-        // That may take as long as half of what the manager's watchdog waits, and so may the front.
-        notify::alive();
+        self.reading = None;
+        match (self.service.read_again)() {
+            Ok(reading) => self.reading = Some(reading),
+            Err(why) => self.end_reload(Err(why)),
+        }
+    }
+
+    /// Takes the settings that are read, or says why not.
+    fn take_settings(&mut self) {
+        if let Some(read) = self.reading.as_mut().and_then(|reading| reading.poll()) {
+            self.reading = None;
+            self.end_reload(read);
+        }
+    }
+
+    fn end_reload(&mut self, read: Result<ServiceSettings, NotTaken>) {
         match read {
             Ok(settings) => {
                 (self.settings, self.not_taken) = (settings, None);
@@ -719,6 +750,7 @@ impl Group<'_, '_> {
     /// Lets runs end, up to a time, cancels the others, and ends all processes.
     fn drain(&mut self) -> Result<(), ServiceError> {
         notify::stopping(self.service.drain + 3 * LAST);
+        self.reading = None;
         // The front closes its own: who connects from now on is refused, and does not wait in a backlog.
         self.listeners.clear();
         let _ended = self.front.as_ref().map(|front| send(&front.socket, &FromSupervisor::Drain));
