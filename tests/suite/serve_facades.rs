@@ -14,7 +14,7 @@ use super::{
     compiled::C,
     serve::{Answer, Service, head, read_answer},
     serve_quotas::key,
-    serve_streams::{Stream, rest},
+    serve_streams::{Stream, peak_of_front, rest},
 };
 use crate::support::{
     exec::token,
@@ -121,6 +121,32 @@ fn each_end_of_a_run_has_its_status_of_sandbox_fusion() {
     let wrong = run_code(&service, &token, &json!({ "code": 1 }));
     assert_eq!((wrong.status, wrong.body["detail"].as_array().map(Vec::len)), (422, Some(2)), "{}", wrong.body);
     service.ask_with("POST", "/run_code", &[&format!("Authorization: Bearer {token}")], b"{}").is(415, "bad_type");
+    service.end();
+}
+
+test!(RootOnly, a_body_of_a_facade_takes_little_more_memory_than_it_has_bytes, seconds 60);
+fn a_body_of_a_facade_takes_little_more_memory_than_it_has_bytes() {
+    let (service, token) = with_facades("");
+    let before = peak_of_front(&service);
+    let fields = [&*format!("Authorization: Bearer {token}"), "Content-Type: application/json"];
+    // 16 MiB, in eight million values.
+    let list = "1,".repeat(8 << 20) + "1";
+    let members = "\"\":1,".repeat(3 << 20) + "\"\":1";
+    for (field, status) in [
+        (format!("\"unknown\":[{list}]"), 200),
+        (format!("\"unknown\":{{{members}}}"), 200),
+        (members.replace("\"\"", "\"u\""), 200),
+        (format!("\"args\":[{list}]"), 422),
+        (format!("\"files\":{{{members}}}"), 422),
+        (format!("\"stdin\":[{list}]"), 422),
+    ] {
+        let body = format!("{{\"code\":\"print(1)\",\"language\":\"python\",{field}}}");
+        let answer = service.ask_with("POST", "/run_code", &fields, body.as_bytes());
+        assert_eq!(answer.status, status, "{} {}", &body[..60], answer.body);
+        assert!(peak_of_front(&service) < before + (64 << 10), "{}: {} KiB after {before}", &body[..60], peak_of_front(&service));
+    }
+    // The control: what a front holds is seen there.
+    assert!(peak_of_front(&service) > before + (12 << 10), "{} KiB after {before}", peak_of_front(&service));
     service.end();
 }
 

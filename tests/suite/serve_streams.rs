@@ -342,7 +342,7 @@ fn a_large_batch_is_read_whatever_its_client_reads_and_no_id_is_lost() {
 }
 
 /// The most memory that the front has had, in KiB.
-fn peak_of_front(service: &Service) -> u64 {
+pub(super) fn peak_of_front(service: &Service) -> u64 {
     let front = service.processes("stockade-serve")[0];
     let status = fs::read_to_string(format!("/proc/{front}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -1,12 +1,25 @@
 //! Fields of a JSON body, read as services that are written with pydantic read them.
 //!
 //! Unknown fields are passed over. What is wrong is said in the shape that clients of such services
-//! know, `{"detail": [{"loc", "msg", "type"}]}`, all mistakes at once and in the order in which the
-//! fields are asked for. As in pydantic's lax mode, a number may be written as text.
+//! know, `{"detail": [{"loc", "msg", "type"}]}`, the first hundred mistakes at once and in the order in which
+//! the fields are asked for. As in pydantic's lax mode, a number may be written as text.
+//!
+//! A body is not taken apart before its fields are asked for, and of a list or an object no more is read than a
+//! request may have: what is read takes hardly more memory than it has bytes in the body.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde_json::{Map, Value, json};
+use serde::{
+    Deserializer as _,
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Deserializer, Value, json, value::RawValue};
+
+/// Items of a list or members of an object that are read: one more than any request may have, so that who
+/// judges the request sees that there are too many.
+const MAX_ITEMS: usize = 10_001;
+/// Mistakes that are told.
+const MAX_MISTAKES: usize = 100;
 
 /// A step on the way to a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,23 +70,107 @@ impl Invalid {
 
 /// The fields of a body that are not read yet, and the mistakes in those that are.
 #[derive(Debug)]
-pub struct Fields {
-    left: Map<String, Value>,
+pub struct Fields<'a> {
+    left: BTreeMap<&'static str, &'a RawValue>,
     mistakes: Vec<Mistake>,
 }
 
-impl Fields {
-    /// Those of a body.
+/// The members of an object that have one of these names, each as it is written. The last of a name counts.
+struct Members<'n>(&'n [&'static str]);
+
+impl<'a> Visitor<'a> for Members<'_> {
+    type Value = BTreeMap<&'static str, &'a RawValue>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut found = BTreeMap::new();
+        while let Some(name) = members.next_key::<String>()? {
+            match self.0.iter().find(|known| **known == name) {
+                Some(known) => {
+                    found.insert(*known, members.next_value()?);
+                }
+                None => {
+                    members.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The first items of a list, each as it is written.
+struct Items;
+
+impl<'a> Visitor<'a> for Items {
+    type Value = Vec<&'a RawValue>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while items.len() < MAX_ITEMS {
+            let Some(item) = list.next_element()? else { return Ok(items) };
+            items.push(item);
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(items)
+    }
+}
+
+/// The first members of an object, each as it is written.
+struct FirstMembers;
+
+impl<'a> Visitor<'a> for FirstMembers {
+    type Value = Vec<(String, &'a RawValue)>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let mut members = Vec::new();
+        while members.len() < MAX_ITEMS {
+            let Some(member) = object.next_entry()? else { return Ok(members) };
+            members.push(member);
+        }
+        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(members)
+    }
+}
+
+/// What begins so is an object, a list or a text.
+fn begins(value: &RawValue, with: char) -> bool {
+    value.get().starts_with(with)
+}
+
+/// A number, text, truth value or null; none: a list, an object, or a number that is too large.
+fn scalar(value: &RawValue) -> Option<Value> {
+    if begins(value, '[') || begins(value, '{') { None } else { serde_json::from_str(value.get()).ok() }
+}
+
+impl<'a> Fields<'a> {
+    /// Those of a body that have one of these names.
     ///
     /// # Errors
     /// It is no JSON object.
-    pub fn of(body: &[u8]) -> Result<Self, Invalid> {
+    pub fn of(body: &'a [u8], names: &[&'static str]) -> Result<Self, Invalid> {
         if body.trim_ascii().is_empty() {
             return Err(Invalid::whole(Vec::new(), "Field required", "missing"));
         }
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(left)) => Ok(Fields { left, mistakes: Vec::new() }),
-            Ok(_) => Err(Invalid::whole(
+        let mut from = Deserializer::from_slice(body);
+        let read = if body.trim_ascii_start().starts_with(b"{") {
+            from.deserialize_map(Members(names)).and_then(|left| from.end().map(|()| Some(left)))
+        } else {
+            serde_json::from_slice::<IgnoredAny>(body).map(|_| None)
+        };
+        match read {
+            Ok(Some(left)) => Ok(Fields { left, mistakes: Vec::new() }),
+            Ok(None) => Err(Invalid::whole(
                 Vec::new(),
                 "Input should be a valid dictionary or object to extract fields from",
                 "model_attributes_type",
@@ -90,12 +187,24 @@ impl Fields {
         if self.mistakes.is_empty() { Ok(read) } else { Err(Invalid(self.mistakes)) }
     }
 
-    fn wrong(&mut self, location: Vec<Location>, message: &'static str, kind: &'static str) {
-        self.mistakes.push(Mistake { location, message, kind });
+    fn wrong(&mut self, location: Vec<Location>, (message, kind): (&'static str, &'static str)) {
+        if self.mistakes.len() < MAX_MISTAKES {
+            self.mistakes.push(Mistake { location, message, kind });
+        }
     }
 
-    fn wrong_at(&mut self, name: &str, (message, kind): (&'static str, &'static str)) {
-        self.wrong(vec![member(name)], message, kind);
+    fn wrong_at(&mut self, name: &str, what: (&'static str, &'static str)) {
+        self.wrong(vec![member(name)], what);
+    }
+
+    /// The text that stands there.
+    fn read_text(&mut self, value: &RawValue, location: impl FnOnce() -> Vec<Location>) -> String {
+        let what = if begins(value, '"') { NO_UNICODE } else { NO_TEXT };
+        let text = if begins(value, '"') { serde_json::from_str(value.get()).ok() } else { None };
+        text.unwrap_or_else(|| {
+            self.wrong(location(), what);
+            String::new()
+        })
     }
 
     fn missing<T: Default>(&mut self, name: &str) -> T {
@@ -112,34 +221,24 @@ impl Fields {
     pub fn text_or(&mut self, name: &str, usual: &str) -> String {
         match self.left.remove(name) {
             None => usual.to_owned(),
-            Some(Value::String(text)) => text,
-            Some(_) => {
-                self.wrong_at(name, NO_TEXT);
-                String::new()
-            }
+            Some(value) => self.read_text(value, || vec![member(name)]),
         }
     }
 
     /// Text or null, which it also is where it is not written.
     pub fn optional_text(&mut self, name: &str) -> Option<String> {
-        match self.left.remove(name) {
-            None | Some(Value::Null) => None,
-            Some(Value::String(text)) => Some(text),
-            Some(_) => {
-                self.wrong_at(name, NO_TEXT);
-                None
-            }
-        }
+        let value = self.left.remove(name).filter(|value| !begins(value, 'n'))?;
+        Some(self.read_text(value, || vec![member(name)]))
     }
 
     /// Seconds above zero, or these.
     pub fn seconds(&mut self, name: &str, usual: f64) -> f64 {
-        let found = match self.left.remove(name) {
-            None => return usual,
+        let Some(value) = self.left.remove(name) else { return usual };
+        let found = match scalar(value) {
             Some(Value::Number(number)) => number.as_f64().ok_or(NO_NUMBER),
             Some(Value::Bool(is)) => Ok(f64::from(u8::from(is))),
             Some(Value::String(text)) => text.trim().parse().map_err(|_| NOT_READ_AS_NUMBER),
-            Some(_) => Err(NO_NUMBER),
+            _ => Err(NO_NUMBER),
         };
         let checked = found.and_then(|seconds| match seconds {
             seconds if seconds.is_nan() => Err(("Input should be a finite number", "finite_number")),
@@ -154,8 +253,8 @@ impl Fields {
 
     /// A whole number, or this.
     pub fn integer(&mut self, name: &str, usual: i64) -> i64 {
-        let found = match self.left.remove(name) {
-            None => return usual,
+        let Some(value) = self.left.remove(name) else { return usual };
+        let found = match scalar(value) {
             Some(Value::Number(number)) => match (number.as_i64(), number.as_f64()) {
                 (Some(number), _) => Ok(number),
                 (None, Some(number)) if number.fract() == 0.0 => Ok(saturated(number)),
@@ -165,7 +264,7 @@ impl Fields {
             Some(Value::String(text)) => {
                 text.trim().parse().map_err(|_| ("Input should be a valid integer, unable to parse string as an integer", "int_parsing"))
             }
-            Some(_) => Err(("Input should be a valid integer", "int_type")),
+            _ => Err(("Input should be a valid integer", "int_type")),
         };
         found.unwrap_or_else(|why| {
             self.wrong_at(name, why);
@@ -175,43 +274,33 @@ impl Fields {
 
     /// A list of texts, or none.
     pub fn texts(&mut self, name: &str) -> Vec<String> {
-        let Some(found) = self.left.remove(name) else { return Vec::new() };
-        let Value::Array(items) = found else {
+        let Some(value) = self.left.remove(name) else { return Vec::new() };
+        let Ok(items) = Deserializer::from_str(value.get()).deserialize_seq(Items) else {
             self.wrong_at(name, ("Input should be a valid list", "list_type"));
             return Vec::new();
         };
-        let mut texts = Vec::new();
-        for (index, item) in items.into_iter().enumerate() {
-            match item {
-                Value::String(text) => texts.push(text),
-                _ => self.wrong(vec![member(name), Location::Index(index)], NO_TEXT.0, NO_TEXT.1),
-            }
-        }
-        texts
+        let at = |index| move || vec![member(name), Location::Index(index)];
+        items.into_iter().enumerate().map(|(index, item)| self.read_text(item, at(index))).collect()
     }
 
     /// Texts by name, without those that are null; or none.
     pub fn texts_by_name(&mut self, name: &str) -> BTreeMap<String, String> {
-        let Some(found) = self.left.remove(name) else { return BTreeMap::new() };
-        let Value::Object(members) = found else {
-            self.wrong_at(name, ("Input should be a valid dictionary", "dict_type"));
+        let Some(value) = self.left.remove(name) else { return BTreeMap::new() };
+        let Ok(members) = Deserializer::from_str(value.get()).deserialize_map(FirstMembers) else {
+            self.wrong_at(name, if begins(value, '{') { NO_UNICODE } else { ("Input should be a valid dictionary", "dict_type") });
             return BTreeMap::new();
         };
-        let mut texts = BTreeMap::new();
-        for (key, value) in members {
-            match value {
-                Value::Null => {}
-                Value::String(text) => {
-                    texts.insert(key, text);
-                }
-                _ => self.wrong(vec![member(name), Location::Member(key)], NO_TEXT.0, NO_TEXT.1),
-            }
-        }
-        texts
+        let texts = members.into_iter().filter(|(_, value)| !begins(value, 'n')).map(|(key, value)| {
+            let text = self.read_text(value, || vec![member(name), Location::Member(key.clone())]);
+            (key, text)
+        });
+        texts.collect()
     }
 }
 
 const NO_TEXT: (&str, &str) = ("Input should be a valid string", "string_type");
+/// Half of a pair of UTF-16, which JSON can write.
+const NO_UNICODE: (&str, &str) = ("Input should be a valid string, unable to parse raw data as a unicode string", "string_unicode");
 const NO_NUMBER: (&str, &str) = ("Input should be a valid number", "float_type");
 const NOT_READ_AS_NUMBER: (&str, &str) = ("Input should be a valid number, unable to parse string as a number", "float_parsing");
 
@@ -241,7 +330,7 @@ mod tests {
     }
 
     fn mistakes(body: &str) -> Value {
-        let mut fields = match Fields::of(body.as_bytes()) {
+        let mut fields = match Fields::of(body.as_bytes(), &["time", "number", "code", "stdin", "args", "files"]) {
             Ok(fields) => fields,
             Err(invalid) => return detail(&invalid),
         };
@@ -290,6 +379,44 @@ mod tests {
             let found = mistakes(&format!(r#"{{"code": "", {field}}}"#));
             assert_eq!((&found[0]["type"], found.as_array().map(Vec::len)), (&json!(kind), Some(1)), "{field}");
         }
+    }
+
+    #[test]
+    fn the_last_field_of_a_name_counts_and_half_a_pair_of_utf_16_is_no_text() {
+        assert_eq!(mistakes(r#"{"code": 1, "code": "x"}"#), json!(r#"(10.0, -1, "x", None, [], {})"#));
+        for (body, location) in [
+            (r#"{"code": "\ud800"}"#, json!(["body", "code"])),
+            (r#"{"code": "", "args": ["\ud800"]}"#, json!(["body", "args", 0])),
+            (r#"{"code": "", "files": {"a": "\ud800"}}"#, json!(["body", "files", "a"])),
+            (r#"{"code": "", "files": {"\ud800": ""}}"#, json!(["body", "files"])),
+        ] {
+            let found = mistakes(body);
+            assert_eq!(
+                (&found[0]["loc"], &found[0]["type"], found.as_array().map(Vec::len)),
+                (&location, &json!("string_unicode"), Some(1))
+            );
+        }
+        // The control: a whole pair.
+        assert_eq!(mistakes(r#"{"code": "\ud83d\ude00"}"#), json!(r#"(10.0, -1, "😀", None, [], {})"#));
+    }
+
+    #[test]
+    fn of_what_no_request_may_have_little_is_read() {
+        let names = ["args", "files"];
+        let read = |body: &str| {
+            let mut fields = Fields::of(body.as_bytes(), &names).unwrap();
+            let read = (fields.texts("args").len(), fields.texts_by_name("files").len());
+            fields.check(read).map_err(|Invalid(mistakes)| mistakes.len())
+        };
+        let body = |args: usize, item: &str, files: usize| {
+            let files: Vec<String> = (0..files).map(|number| format!("\"{number}\":\"\"")).collect();
+            format!("{{\"args\":[{}],\"files\":{{{}}}}}", vec![item; args].join(","), files.join(","))
+        };
+        assert_eq!(read(&body(20_000, "\"\"", 20_000)), Ok((MAX_ITEMS, MAX_ITEMS)));
+        assert_eq!(read(&body(20_000, "1", 0)), Err(MAX_MISTAKES));
+        // The control.
+        assert_eq!(read(&body(4096, "\"\"", 10_000)), Ok((4096, 10_000)));
+        assert_eq!(read(&body(20, "1", 0)), Err(20));
     }
 
     #[test]

@@ -12,6 +12,9 @@ use stockade_protocol::{Base64, COMPILE_FAILED, CollectedFile, LimitKey, LimitVa
 
 use super::{Invalid, fields::Fields};
 
+/// What of a body is read.
+const FIELDS: [&str; 9] =
+    ["compile_timeout", "run_timeout", "memory_limit_MB", "code", "stdin", "language", "files", "fetch_files", "args"];
 /// Languages whose names differ here.
 const LANGUAGES: [(&str, &str); 1] = [("nodejs", "node")];
 const MEBIBYTE: u64 = 1 << 20;
@@ -24,7 +27,7 @@ const PYTEST: &str =
 /// # Errors
 /// The body is not what SandboxFusion takes.
 pub fn request(body: &[u8]) -> Result<Vec<u8>, Invalid> {
-    let mut fields = Fields::of(body)?;
+    let mut fields = Fields::of(body, &FIELDS)?;
     // In the order in which SandboxFusion has them.
     let compile_timeout = fields.seconds("compile_timeout", 10.0);
     let run_timeout = fields.seconds("run_timeout", 10.0);
