@@ -496,7 +496,7 @@ impl Worker {
         Some((head[4], payload))
     }
 
-    fn run(&mut self, key: &str, policy: &str, request: &Value) -> Value {
+    pub(super) fn run(&mut self, key: &str, policy: &str, request: &Value) -> Value {
         let request = request.to_string();
         self.say(1, json!({"run": "0", "key": key, "policy": policy, "length": request.len(), "output": false}).to_string().as_bytes());
         self.say(2, request.as_bytes());

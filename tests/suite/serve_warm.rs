@@ -39,10 +39,15 @@ impl Warm {
     }
 
     fn at(place: PolicyDirectory, lines: &str, workers: usize, keys: &[&str]) -> Self {
+        Warm::within("4GiB", place, lines, workers, keys)
+    }
+
+    /// The same, whose runs share this memory.
+    fn within(memory: &str, place: PolicyDirectory, lines: &str, workers: usize, keys: &[&str]) -> Self {
         let policy = place.write("warm", &derived(lines));
         let at = |name: &str| place.0.join(name);
         let config = format!(
-            "schema = 1\nkeys = {:?}\n[listen]\nunix = {:?}\ntcp = \"none\"\n[capacity]\ncpus = {workers}\nmemory = \"4GiB\"\n",
+            "schema = 1\nkeys = {:?}\n[listen]\nunix = {:?}\ntcp = \"none\"\n[capacity]\ncpus = {workers}\nmemory = {memory:?}\n",
             at("keys.toml"),
             at("s")
         );
@@ -483,6 +488,22 @@ fn a_template_that_a_service_refuses_costs_its_requests_nothing_else() {
     assert!(cause.len() < 2000, "{}", cause.len());
     assert_eq!(warm.workers(), worker, "{}", warm.service.log());
     warm.service.end();
+}
+
+test!(Both, images_have_an_eighth_of_the_memory_of_runs, seconds 120);
+fn images_have_an_eighth_of_the_memory_of_runs() {
+    // Its image has 40 MiB and some more.
+    let lines = with_template("warm = \"import sys; sys.kept = bytearray(range(256)) * (160 << 10)\"\n[limits]\nmemory = \"256MiB\"");
+    let too_small = Warm::within("256MiB", PolicyDirectory::new(), &lines, 1, &["a"]);
+    let result = too_small.until_started(&json!({"code": "print(1)"}), "prestarted", "the template was refused: its image has ");
+    let cause = result["receipt"]["start_cause"].as_str().unwrap();
+    assert!(cause.ends_with("and all images together may have 32 MiB, an eighth of [capacity] memory"), "{cause}");
+    assert_eq!(result["output"], "1\n");
+    too_small.service.end();
+    // The control: the same image where it fits.
+    let large_enough = Warm::within("512MiB", PolicyDirectory::new(), &lines, 1, &["a"]);
+    large_enough.until_restored_as(0);
+    large_enough.service.end();
 }
 
 test!(Both, a_worker_that_has_nothing_to_run_keeps_no_image_for_it, seconds 120);

@@ -1,5 +1,5 @@
 //! Workers and keepers of a service at its edges: what comes just as something else ends, settings that are
-//! read while they run, and a host that has no room for another process.
+//! read while they run, what none may ask for, and a host that has no room for another process.
 
 use std::{
     fs,
@@ -10,10 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::serve::{Service, Worker, frame, kill};
 use crate::support::{
+    audit_log::{is_whole, own_log, records},
     exec::{stockade, text},
     policy_dir::{PolicyDirectory, derived},
     runner::{eventually, test, wait_within},
@@ -169,4 +170,43 @@ fn a_worker_that_is_to_be_ready_under_a_broken_policy_waits() {
     // One that asks again and again takes what it can get, which on a busy host may be a tenth.
     assert!(used() - before <= 3, "{} of 200 hundredths", used() - before);
     service.end();
+}
+
+test!(Both, a_worker_that_outlives_its_front_is_killed, seconds 90);
+fn a_worker_that_outlives_its_front_is_killed() {
+    let mut service = Service::with("[capacity]\ncpus = 2\n", "");
+    let workers = || service.processes("stockade serve-worker");
+    assert!(eventually(scaled(Duration::from_secs(20)), || workers().len() == 2), "{}", service.log());
+    let [stopped, other] = workers()[..] else { panic!("{:?}", workers()) };
+    kill(stopped, "STOP");
+    let begun = Instant::now();
+    kill(service.processes("stockade-serve")[0], "KILL");
+    // The control: the other ends by itself, and the one that cannot has its time.
+    assert!(eventually(scaled(Duration::from_secs(8)), || !workers().contains(&other)), "{}", service.log());
+    assert!(workers().contains(&stopped), "{}", service.log());
+    // Nothing waits for it meanwhile.
+    assert!(eventually(scaled(Duration::from_secs(8)), || service.get("/live").is_some()), "{}", service.log());
+    service.run("print(1)").ran("1\n");
+    assert!(eventually(scaled(Duration::from_secs(25)), || !service.processes("stockade serve-worker").contains(&stopped)));
+    assert!(begun.elapsed() > Duration::from_secs(10), "{:?}", begun.elapsed());
+    service.end();
+}
+
+test!(Both, a_policy_that_a_key_may_not_use_is_in_the_audit_log);
+fn a_policy_that_a_key_may_not_use_is_in_the_audit_log() {
+    let log = own_log();
+    let mut worker = Worker::new();
+    let asked = json!({"code": "print('never')"});
+    let refused = worker.run("k", "strict", &asked);
+    assert_eq!((&refused["reason"], &refused["started"]), (&json!("not_granted"), &json!(false)), "{refused}");
+    // The control.
+    assert_eq!(worker.run("k", "default", &asked)["output"], "never\n");
+    let told: Vec<Value> = records(&log).into_iter().filter(|record| record["verdict"].is_string()).collect();
+    let [refused, ran] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((&refused["reason"], &refused["verdict"]), (&json!("not_granted"), &json!("sandbox_error")), "{refused}");
+    assert_eq!((&ran["reason"], &ran["verdict"]), (&Value::Null, &json!("exited")), "{ran}");
+    assert_eq!([refused, ran].map(|record| &record["who"]["key"]), ["k", "k"], "{refused} {ran}");
+    is_whole();
+    drop(worker.front.shutdown(std::net::Shutdown::Both));
+    worker.ended();
 }
