@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::{
     serve::{Answer, Service, answer_of, head, kill},
     serve_sessions::service,
+    serve_streams::peak_of_front,
 };
 use crate::support::{
     exec::{stockade, text, token},
@@ -343,5 +344,39 @@ fn what_is_answered_over_mcp_counts_as_buffered() {
         // The controls: what fits is given, and what was refused takes no room from it.
         assert_eq!(told(&read(800 << 10)).0.len(), 800 << 10);
     }
+    service.end();
+}
+
+test!(RootOnly, a_message_of_mcp_takes_no_more_memory_than_is_counted, seconds 60);
+fn a_message_of_mcp_takes_no_more_memory_than_is_counted() {
+    let service = service("[limits]\nbody = \"32MiB\"\nbuffers = \"64MiB\"\n", "");
+    let session = begin(&service);
+    let fields = [&*format!("Authorization: Bearer {}", service.token), &format!("Mcp-Session-Id: {session}"), JSON, ACCEPT];
+    let before = peak_of_front(&service);
+    let (text, list) = (format!("\"{}\"", "0".repeat(12 << 20)), format!("[{}0]", "0,".repeat(6 << 20)));
+    let params = |meta: &str| format!("{{\"_meta\":{{{meta}}},\"name\":\"list_files\",\"arguments\":{{}}}}");
+    let plain = params("");
+    for (id, method, params, said) in [
+        ("1", "\"tools/call\"", &*params(&format!("\"a\":{list}")), "more than 10000 values"),
+        ("1", "\"ping\"", &params(&format!("\"a\":{list}")), "more than 10000 values"),
+        ("1", "\"ping\"", &params(&format!("\"a\":{text}")), "one that calls no tool may have 65536"),
+        ("1", "\"tools/call\"", &params(&format!("\"progressToken\":{text}")), "`params._meta.progressToken` has 12582914 bytes"),
+        (&text, "\"tools/call\"", &plain, "`id` has 12582914 bytes, and may have 1024"),
+        (&text, "\"ping\"", &plain, "`id` has 12582914 bytes, and may have 1024"),
+        ("1", &text, &plain, "`method` has 12582914 bytes, and may have 1024"),
+    ] {
+        let message = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":{method},\"params\":{params}}}");
+        let answer = service.ask_with("POST", "/mcp", &fields, message.as_bytes());
+        assert!(answer.is(400, "bad_json").body["detail"].as_str().unwrap().contains(said), "{said}: {}", answer.body);
+        assert!(peak_of_front(&service) < before + (24 << 10), "{said}: {} KiB after {before}", peak_of_front(&service));
+    }
+    // The controls: texts of that size may be in a call, and are seen there; short ones may be where those were.
+    let mut listed = call(8, "list_files", &json!({}));
+    (listed["id"], listed["params"]["_meta"]) = (json!("0".repeat(1000)), json!({"progressToken": "0".repeat(1000), "a": [0, 0]}));
+    let listed = ask(&service, Some(&session), &listed);
+    assert_eq!((told(&listed).1, &listed.body["id"]), (false, &json!("0".repeat(1000))), "{}", listed.body);
+    let written = ask(&service, Some(&session), &call(9, "write_file", &json!({"path": "f", "text": "0".repeat(12 << 20)})));
+    assert_eq!(told(&written), ("f: 12582912 bytes", false));
+    assert!(peak_of_front(&service) > before + (24 << 10), "{} KiB after {before}", peak_of_front(&service));
     service.end();
 }

@@ -6,6 +6,8 @@
 //! sessions are refused. Nothing is sent that no call has asked for, so `GET` has no stream; an answer that
 //! broke off cannot be resumed, and its run is cancelled.
 
+mod message;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -14,7 +16,7 @@ use std::{
 
 use anyhow::anyhow;
 use axum::{
-    body::Body,
+    body::{Body, Bytes},
     extract::{Query, Request, State, rejection::QueryRejection},
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
@@ -40,6 +42,8 @@ use crate::{
     sessions::{Session, close_session, idle_of, open_for},
 };
 
+use message::Message;
+
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 /// A client that waits hears something so often.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -54,32 +58,6 @@ const MAX_WORDS: usize = 1 << 10;
 pub struct McpQuery {
     policy: Option<String>,
     idle: Option<String>,
-}
-
-/// What is looked at of a message before the SDK reads it.
-#[derive(Deserialize)]
-struct Message {
-    method: Option<String>,
-    id: Option<Value>,
-    #[serde(default)]
-    params: Params,
-}
-
-#[derive(Default, Deserialize)]
-struct Params {
-    /// Of `notifications/cancelled`.
-    #[serde(rename = "requestId")]
-    request_id: Option<Value>,
-    #[serde(rename = "_meta", default)]
-    meta: BTreeMap<String, Value>,
-}
-
-impl Message {
-    /// Whether it is of a version of the protocol that has no sessions. The SDK refuses those, and says which
-    /// there are.
-    fn is_without_session(&self) -> bool {
-        self.method.as_deref() == Some("server/discover") || self.params.meta.contains_key("io.modelcontextprotocol/protocolVersion")
-    }
 }
 
 /// `POST /mcp`.
@@ -106,9 +84,9 @@ pub async fn post(
     let settings = front.settings();
     let mut buffer = front.buffer(&key.id);
     let body = read(body, settings.max_body, &mut buffer).await?;
+    let message = Message::read(&body).map_err(|why| no_message(&why))?;
     // The SDK makes a message of it.
-    buffer.grow(body.len())?;
-    let message: Message = serde_json::from_slice(&body).map_err(|error| no_message(&error.to_string()))?;
+    buffer.grow(message.memory)?;
     match (&session, message.method.as_deref()) {
         (None, Some("initialize")) => {
             // The SDK answers before there is a session, so that one is opened for a good message alone.
@@ -120,7 +98,7 @@ pub async fn post(
             }
             Ok(response)
         }
-        (None, _) if message.is_without_session() => {
+        (None, _) if message.is_without_session => {
             answer(Server::new(Arc::new(NoSession), ""), parts, body, &message, settings.max_body).await
         }
         (None, _) => {
@@ -128,7 +106,7 @@ pub async fn post(
             Err(Problem::new(StatusCode::BAD_REQUEST, "bad_http", detail))
         }
         (Some(session), method) => {
-            if let (Some("notifications/cancelled"), Some(id)) = (method, &message.params.request_id) {
+            if let (Some("notifications/cancelled"), Some(id)) = (method, &message.cancels) {
                 session.calls.cancel(id);
             }
             let call = session.calls.begin(message.id.as_ref());
@@ -139,15 +117,11 @@ pub async fn post(
                 cancelled: Arc::clone(&call.cancelled),
                 buffer: Arc::new(Mutex::new(buffer)),
             };
-            let held = (call, Arc::clone(&kept.buffer));
+            let held = Arc::new((call, Arc::clone(&kept.buffer)));
             let response = answer(Server::new(Arc::new(kept), ""), parts, body, &message, settings.max_body).await?;
             // Until the last byte of the answer was written, or the client has gone.
-            Ok(response.map(|body| {
-                Body::new(body.map_frame(move |frame| {
-                    let _held = &held;
-                    frame
-                }))
-            }))
+            let part = move |bytes| Bytes::from_owner(Part { bytes, _held: Arc::clone(&held) });
+            Ok(response.map(|body| Body::new(body.map_frame(move |frame| frame.map_data(&part)))))
         }
     }
 }
@@ -160,6 +134,18 @@ pub async fn delete(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, he
     session.calls.cancel_all();
     close_session(&front, &session).await;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// A part of an answer, which holds what the answer has.
+struct Part {
+    bytes: Bytes,
+    _held: Arc<(Call, Arc<Mutex<Buffer>>)>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// The session that a message names, which is the key's and has not ended.
