@@ -197,6 +197,11 @@ fn a_message_of_mcp_that_cannot_be_taken_has_its_status() {
             assert!(answer.body["error"]["data"]["supported"].as_array().unwrap().contains(&json!("2025-11-25")), "{}", answer.body);
         }
     }
+    // Nor does an `initialize` that is answered with an error of JSON-RPC begin one.
+    for params in [json!({}), json!({"protocolVersion": 5, "capabilities": {}, "clientInfo": {}})] {
+        let answer = ask(&service, None, &json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}));
+        assert!(answer.body["error"].is_object() && !answer.head.contains("mcp-session-id"), "{} {}", answer.head, answer.body);
+    }
     // None of them has begun a session; two of this key may be open.
     begin(&service);
     ask(&service, None, &initialize()).is(429, "key_sessions");
@@ -340,10 +345,18 @@ fn what_is_answered_over_mcp_counts_as_buffered() {
     let read = |length: u64| ask(&service, Some(&session), &call(5, "read_file", &json!({"path": "f", "length": length})));
     for _ in 0..3 {
         let refused = read(3 << 20);
-        assert!(told(&refused).1 && told(&refused).0.contains("`[limits] buffers`"), "{}", refused.body);
+        let (words, is_error) = told(&refused);
+        assert!(is_error && words.contains("`[limits] buffers`") && !words.contains("has begun"), "{}", refused.body);
         // The controls: what fits is given, and what was refused takes no room from it.
         assert_eq!(told(&read(800 << 10)).0.len(), 800 << 10);
     }
+    // Code whose result finds no room has run, and the model is told so.
+    let code = "import os; open('ran', 'w'); print(os.path.getsize('f'))";
+    let refused = ask(&service, Some(&session), &call(6, "execute_code", &json!({"code": code, "collect": ["f"]})));
+    let (words, is_error) = told(&refused);
+    assert!(is_error && words.starts_with("this has begun, and may be done: "), "{}", refused.body);
+    assert!(words.contains("`[limits] buffers`") && words.ends_with("before you do it again"), "{}", refused.body);
+    assert_eq!(told(&execute(&service, &session, "import os; print(os.path.exists('ran'))")), ("True\n", false));
     service.end();
 }
 

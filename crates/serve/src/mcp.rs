@@ -23,7 +23,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService, session::never::NeverSessionManager};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 use stockade_mcp_tools::{Answered, Cancelled, Server, instructions};
 use stockade_protocol::{
@@ -60,6 +60,12 @@ pub struct McpQuery {
     idle: Option<String>,
 }
 
+/// An answer of the SDK, which may be an error of JSON-RPC.
+#[derive(Deserialize)]
+struct MaybeError {
+    error: Option<IgnoredAny>,
+}
+
 /// `POST /mcp`.
 pub async fn post(
     State(front): Shared,
@@ -91,12 +97,14 @@ pub async fn post(
         (None, Some("initialize")) => {
             // The SDK answers before there is a session, so that one is opened for a good message alone.
             let server = Server::new(Arc::new(NoSession), &instructions(settings.inventories.get(&policy).map_or("", String::as_str)));
-            let mut response = answer(server, parts, body, &message, settings.max_body).await?;
-            if response.status() == StatusCode::OK {
+            let (mut head, body) = answer(server, parts, body, &message, settings.max_body).await?.into_parts();
+            let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            let is_good = serde_json::from_slice(&body).is_ok_and(|MaybeError { error }| error.is_none());
+            if head.status == StatusCode::OK && is_good {
                 let session = open_for(front, key, policy, idle, BTreeMap::new()).await?;
-                response.headers_mut().extend(HeaderValue::from_str(session.number()).ok().map(|number| (SESSION_ID, number)));
+                head.headers.extend(HeaderValue::from_str(session.number()).ok().map(|number| (SESSION_ID, number)));
             }
-            Ok(response)
+            Ok(Response::from_parts(head, Body::from(body)))
         }
         (None, _) if message.is_without_session => {
             answer(Server::new(Arc::new(NoSession), ""), parts, body, &message, settings.max_body).await
@@ -273,7 +281,7 @@ impl KeptSession {
             () = hung_up => self.cancel(&number, run.answer()).await,
             () = self.cancelled.notified() => self.cancel(&number, run.answer()).await,
         };
-        self.read(&ending?)
+        self.read(&ending?, true)
     }
 
     async fn cancel<T>(&self, number: &str, ending: impl Future<Output = T>) -> T {
@@ -282,12 +290,14 @@ impl KeptSession {
     }
 
     async fn operate(&self, line: Line) -> Result<Value, Problem> {
-        self.read(&self.session.ask_for_bytes(line).await?)
+        let changes = matches!(line, Line::Write(_) | Line::Reset(_));
+        self.read(&self.session.ask_for_bytes(line).await?, changes)
     }
 
-    fn read(&self, answer: &[u8]) -> Result<Value, Problem> {
+    /// `started`: whether what is answered has changed the session.
+    fn read(&self, answer: &[u8], started: bool) -> Result<Value, Problem> {
         let room = lock(&self.buffer).grow(answer.len().saturating_mul(COPIES));
-        room.map_err(|problem| Problem { started: true, ..problem })?;
+        room.map_err(|problem| Problem { started, ..problem })?;
         serde_json::from_slice(answer)
             .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "session_failed", format!("the session's answer: {error}")))
     }
@@ -297,6 +307,9 @@ impl KeptSession {
 fn for_model(problem: Problem) -> anyhow::Error {
     match (problem.reason, problem.retry_after) {
         ("session_ended", _) => anyhow!("the session has ended, and its files with it; a new connection begins another"),
+        _ if problem.started => {
+            anyhow!("this has begun, and may be done: {}; look at the files before you do it again", problem.detail)
+        }
         (_, Some(seconds)) => anyhow!("{}; try again in {seconds} s", problem.detail),
         _ => anyhow!("{}", problem.detail),
     }
