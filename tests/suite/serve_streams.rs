@@ -367,6 +367,18 @@ fn what_a_batch_has_not_run_yet_takes_no_more_than_it_brought() {
         drop(stream);
         assert!(peak_of_front(&service) < before + (96 << 10), "{} KiB after {before}", peak_of_front(&service));
     }
+    // Small cases with a variable each, of which one runs.
+    let line = format!("{{\"code\":\"sleep 60\",\"language\":\"sh\",\"cases\":[{}{{}}]}}", "{\"env\":{\"a\":\"0\"}},".repeat(99_000));
+    let fields = [&*format!("Authorization: Bearer {}", service.token), "Content-Type: application/x-ndjson"];
+    let batches = [(); 6].map(|()| {
+        let mut stream = service.connect();
+        stream.write_all((head("POST", "/v1/batch", &fields, line.len()) + &line).as_bytes()).unwrap();
+        stream
+    });
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(service.ask("GET", "/v1/limits", &service.token, &Value::Null).status, 200);
+    assert!(peak_of_front(&service) < before + (96 << 10), "{} KiB after {before}", peak_of_front(&service));
+    drop(batches);
     // The control: what a front holds is seen there.
     assert!(peak_of_front(&service) > before + (4 << 10), "{} KiB after {before}", peak_of_front(&service));
     service.end();

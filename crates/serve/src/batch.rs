@@ -389,23 +389,26 @@ impl Batch {
         let parts = match ending {
             Ok(result) => {
                 let length = result.trim_ascii_end().len();
-                vec![Bytes::from(format!("{start},\"result\":")), result.slice(..length), Bytes::from_static(b"}\n")]
+                vec![self.hold_text(format!("{start},\"result\":")), result.slice(..length), Bytes::from_static(b"}\n")]
             }
             Err(problem) => {
                 self.problems += 1;
                 let problem = if problem.reason == "queue_timeout" { deadline_exceeded() } else { problem };
                 let problem = self.front.metrics.problem(problem);
-                let text = format!("{start},\"problem\":{}}}\n", problem.to_json());
-                let held = self.front.buffered(&self.key.id, text.clone().into_bytes(), problem.started);
-                // Where there is no room for more of them, they come slowly.
-                let unheld = |_| {
-                    self.not_before = Some(Instant::now() + AGAIN[0]);
-                    Bytes::from(text)
-                };
-                vec![held.unwrap_or_else(unheld)]
+                vec![self.hold_text(format!("{start},\"problem\":{}}}\n", problem.to_json()))]
             }
         };
         self.answers.send(ticket, parts);
+    }
+
+    /// A part of an answer, which counts as buffered. Where there is no room for more of them, they come slowly.
+    fn hold_text(&mut self, text: String) -> Bytes {
+        let mut buffer = self.front.buffer(&self.key.id);
+        if buffer.grow(text.len()).is_ok() {
+            return buffer.hold(text.into_bytes());
+        }
+        self.not_before = Some(Instant::now() + AGAIN[0]);
+        Bytes::from(text)
     }
 }
 

@@ -1,21 +1,26 @@
 //! The lines of a batch, and the requests in them.
 //!
-//! A line is read when its turn comes, and of one with `cases` one request is made after the other: what
-//! waits is as large as what has come. Whether a request is a good one is for its worker to say.
+//! A line is read when its turn comes, and of one with `cases` one request is made after the other, from texts
+//! as they came: what waits is as large as what has come. Whether a request is a good one is for its worker to say.
 
-use std::{collections::BTreeMap, fmt, marker::PhantomData, vec};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use axum::http::StatusCode;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{json, value::RawValue};
+use serde_json::{Deserializer as JsonDeserializer, json, value::RawValue};
 
 use crate::problem::Problem;
 
 /// The most cases of a line.
 const MAX_CASES: usize = 100_000;
+/// The most bytes of an id.
+const MAX_ID: usize = 1 << 10;
 /// The most fields of a line with cases, and the most variables that it or a case sets.
 const MAX_FIELDS: usize = 4096;
 
@@ -36,39 +41,55 @@ impl Line {
         let bad = |detail: String| Problem::new(StatusCode::BAD_REQUEST, "bad_json", detail);
         let no_object = |error: serde_json::Error| bad(format!("the line is no JSON object of a request: {error}"));
         let Head { id, cases } = serde_json::from_slice(line).map_err(|error| (None, no_object(error)))?;
+        let length = id.as_ref().map_or(0, String::len);
+        if length > MAX_ID {
+            return Err((None, bad(format!("`id` has {length} bytes, and may have {MAX_ID}; send a shorter one"))));
+        }
         if cases.is_none() {
             return Ok(Line::Whole(id));
         }
         let Fields(mut fields) = serde_json::from_slice(line).map_err(|error| (id.clone(), no_object(error)))?;
         let mut take = |name: &str| fields.remove(name);
-        let (_, cases, env) = (take("id"), take("cases"), take("env"));
+        let (_, list, env, stdin, args) = (take("id"), take("cases"), take("env"), take("stdin"), take("args"));
+        let list = list.unwrap_or_default();
         let bad_cases =
             |error: serde_json::Error| (id.clone(), bad(format!("`cases` is a list of `id`, `stdin`, `args` and `env`: {error}")));
-        let List(cases) = serde_json::from_str(cases.as_deref().map_or("[]", RawValue::get)).map_err(bad_cases)?;
-        if cases.is_empty() {
+        let CaseCount(count) = serde_json::from_str(list.get()).map_err(bad_cases)?;
+        if count == 0 {
             return Err((id, bad("`cases` is empty; leave it out for one run".to_owned())));
         }
-        let env: Result<Option<Fields>, _> = serde_json::from_str(env.as_deref().map_or("null", RawValue::get));
-        let Fields(env) = env.map_err(|error| (id.clone(), bad(format!("`env` is an object: {error}"))))?.unwrap_or_default();
+        let checked: Result<Option<Fields>, _> = serde_json::from_str(env.as_deref().map_or("null", RawValue::get));
+        let has_env = checked.map_err(|error| (id.clone(), bad(format!("`env` is an object: {error}"))))?.is_some();
+        let shared = fields.iter().map(|(name, value)| format!(",{}:{}", json!(name), value.get())).collect();
         let of_line = id.unwrap_or_else(|| index.to_string());
-        Ok(Line::Cases(Cases { of_line, fields, env, cases: cases.into_iter(), number: 0 }))
+        Ok(Line::Cases(Cases { of_line, shared, stdin, args, env: env.filter(|_| has_env), list, at: 1, number: 0 }))
     }
 }
 
 /// The cases of a line that are left.
 pub struct Cases {
     of_line: String,
-    /// What each of them has of the line.
-    fields: BTreeMap<String, Box<RawValue>>,
-    env: BTreeMap<String, Box<RawValue>>,
-    cases: vec::IntoIter<Case>,
+    /// The fields of the line that no case replaces, with a comma before each.
+    shared: String,
+    stdin: Option<Box<RawValue>>,
+    args: Option<Box<RawValue>>,
+    env: Option<Box<RawValue>>,
+    /// All cases, which are good ones, and the byte from which on they are left.
+    list: Box<RawValue>,
+    at: usize,
     number: usize,
 }
 
 impl Cases {
     /// The next case: its id, and what it has of its own.
     pub fn next(&mut self) -> Option<(String, Case)> {
-        let mut case = self.cases.next()?;
+        let left = self.list.get().get(self.at..)?.trim_start_matches([',', ' ', '\t', '\r', '\n']);
+        if left == "]" {
+            return None;
+        }
+        let mut read = JsonDeserializer::from_str(left).into_iter::<Case>();
+        let mut case = read.next()?.ok()?;
+        self.at = self.list.get().len() - left.len() + read.byte_offset();
         let id = format!("{}/{}", self.of_line, case.id.take().unwrap_or_else(|| self.number.to_string()));
         self.number += 1;
         Some((id, case))
@@ -77,22 +98,23 @@ impl Cases {
     /// The request of a case with this id.
     pub fn request(&self, id: &str, case: Case) -> Vec<u8> {
         let Case { id: _, stdin, args, env } = case;
-        let mut variables: BTreeMap<&str, &RawValue> = self.env.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let Fields(own) = env.unwrap_or_default();
-        variables.extend(own.iter().map(|(name, value)| (&**name, &**value)));
-        let replaced = [("stdin", &stdin), ("args", &args)];
-        let is_replaced = |name: &str| replaced.iter().any(|(other, value)| *other == name && value.is_some());
-        let mut request = format!("{{\"id\":{}", json!(id));
-        let mut add = |name: &str, value: &str| {
-            request.push_str(&format!(",{}:{value}", json!(name)));
-        };
-        self.fields.iter().filter(|(name, _)| !is_replaced(name)).for_each(|(name, value)| add(name, value.get()));
-        for (name, value) in replaced {
-            value.iter().for_each(|value| add(name, value.get()));
+        let mut request = format!("{{\"id\":{}{}", json!(id), self.shared);
+        let mut add = |name: &str, value: &str| request.push_str(&format!(",\"{name}\":{value}"));
+        for (name, own, of_line) in [("stdin", &stdin, &self.stdin), ("args", &args, &self.args)] {
+            own.as_ref().or(of_line.as_ref()).iter().for_each(|value| add(name, value.get()));
         }
-        if !variables.is_empty() {
-            let variables: Vec<String> = variables.iter().map(|(name, value)| format!("{}:{}", json!(name), value.get())).collect();
-            add("env", &format!("{{{}}}", variables.join(",")));
+        let of_line = self.env.as_deref().map_or("null", RawValue::get);
+        match env {
+            Some(Fields(own)) => {
+                // It was read before.
+                let all: Option<Fields> = serde_json::from_str(of_line).unwrap_or_default();
+                let Fields(mut all) = all.unwrap_or_default();
+                all.extend(own);
+                let variables: Vec<String> = all.iter().map(|(name, value)| format!("{}:{}", json!(name), value.get())).collect();
+                add("env", &format!("{{{}}}", variables.join(",")));
+            }
+            None if self.env.is_some() => add("env", of_line),
+            None => {}
         }
         request.push('}');
         request.into_bytes()
@@ -121,8 +143,8 @@ pub struct Case {
 #[derive(Default)]
 struct Fields(BTreeMap<String, Box<RawValue>>);
 
-/// The entries of a list, of which there are not too many.
-struct List<T>(Vec<T>);
+/// The number of the cases in a list. Each is a good one with an id of its own, and there are not too many.
+struct CaseCount(usize);
 
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -147,30 +169,35 @@ impl<'de> Visitor<'de> for Fields {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
+impl<'de> Deserialize<'de> for CaseCount {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_seq(ListVisitor(PhantomData))
+        from.deserialize_seq(CaseCount(0))
     }
 }
 
-struct ListVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
-    type Value = List<T>;
+impl<'de> Visitor<'de> for CaseCount {
+    type Value = Self;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a list")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<List<T>, A::Error> {
-        let mut entries = Vec::new();
-        while let Some(entry) = list.next_element()? {
-            entries.push(entry);
-            if entries.len() > MAX_CASES {
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
+        let mut ids = BTreeSet::new();
+        while let Some(Case { id, .. }) = list.next_element()? {
+            let id = id.unwrap_or_else(|| self.0.to_string());
+            if id.len() > MAX_ID {
+                return Err(A::Error::custom(format!("the `id` of a case has {} bytes, and may have {MAX_ID}", id.len())));
+            }
+            if let Some(id) = ids.replace(id) {
+                return Err(A::Error::custom(format!("two cases have the `id` {id:?}, which may be the number of one without")));
+            }
+            self.0 += 1;
+            if self.0 > MAX_CASES {
                 return Err(A::Error::custom(format!("there are more than {MAX_CASES}")));
             }
         }
-        Ok(List(entries))
+        Ok(self)
     }
 }
 
@@ -206,6 +233,19 @@ mod tests {
                 ("7/c".to_owned(), json!({"code": "a", "env": {"A": "1", "B": "2"}, "stdin": "z", "args": ["y"], "id": "7/c"})),
             ]
         );
+        let spaced = " {\"id\":\"i\",\"code\":\"a\", \"cases\" : [ {\"id\":\"]\"} ,\t{\"env\":{\"A\":\"1\"}}\r,{} ] ,\"env\":null} ";
+        assert_eq!(
+            texts(spaced),
+            [
+                ("i/]".to_owned(), json!({"code": "a", "id": "i/]"})),
+                ("i/1".to_owned(), json!({"code": "a", "id": "i/1", "env": {"A": "1"}})),
+                ("i/2".to_owned(), json!({"code": "a", "id": "i/2"})),
+            ]
+        );
+        let long = |length: usize| format!(r#"{{"id":"{}","code":"a"}}"#, "i".repeat(length));
+        assert!(matches!(Line::read(long(MAX_ID).as_bytes(), 0), Ok(Line::Whole(Some(_)))));
+        let of_case = |length: usize| format!(r#"{{"code":"a","cases":[{{"id":"{}"}}]}}"#, "i".repeat(length));
+        assert_eq!(texts(&of_case(MAX_ID)).len(), 1);
         let many = format!(r#"{{"code":"a","cases":[{}{{}}]}}"#, "{},".repeat(MAX_CASES));
         let fields = format!(r#"{{{}"cases":[{{}}]}}"#, (0..MAX_FIELDS).map(|n| format!("\"{n}\":0,")).collect::<String>());
         for (line, said) in [
@@ -216,6 +256,10 @@ mod tests {
             (r#"{"code":"a","cases":7}"#, "`cases` is a list"),
             (r#"{"code":"#, "EOF"),
             (&many, "more than 100000"),
+            (&long(MAX_ID + 1), "`id` has 1025 bytes, and may have 1024"),
+            (&of_case(MAX_ID + 1), "the `id` of a case has 1025 bytes"),
+            (r#"{"code":"a","cases":[{"id":"x"},{"id":"x"}]}"#, "two cases have the `id` \"x\""),
+            (r#"{"code":"a","cases":[{"id":"1"},{}]}"#, "two cases have the `id` \"1\""),
             (&fields, "more than 4096"),
         ] {
             let (_, problem) = Line::read(line.as_bytes(), 0).err().unwrap();
