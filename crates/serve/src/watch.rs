@@ -43,7 +43,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// With a result.
-    Result(Ended),
+    Result(Box<Ended>),
     /// With a problem of this reason, before or after its program may have started.
     Problem {
         /// Its reason.

@@ -153,7 +153,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         }
     });
     // It is the first outcome.
-    let _first = place.outcome.set(Outcome::Result(ended));
+    let _first = place.outcome.set(Outcome::Result(Box::new(ended)));
     match unrecorded {
         Some(problem) => Err(problem),
         None => place.front.buffered(&key, with_place(result, &number, &key, queued), true),
