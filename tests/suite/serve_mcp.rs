@@ -6,6 +6,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -342,14 +343,23 @@ fn what_is_answered_over_mcp_counts_as_buffered() {
     let service = service("[limits]\nbody = \"1MiB\"\nbuffers = \"4MiB\"\n", "");
     let session = begin(&service);
     assert_eq!(told(&execute(&service, &session, "open('f', 'w').write('x' * (3 << 20))")), ("", false));
-    let read = |length: u64| ask(&service, Some(&session), &call(5, "read_file", &json!({"path": "f", "length": length})));
+    let read_file = |length: u64| ask(&service, Some(&session), &call(5, "read_file", &json!({"path": "f", "length": length})));
     for _ in 0..3 {
-        let refused = read(3 << 20);
+        let refused = read_file(3 << 20);
         let (words, is_error) = told(&refused);
         assert!(is_error && words.contains("`[limits] buffers`") && !words.contains("has begun"), "{}", refused.body);
         // The controls: what fits is given, and what was refused takes no room from it.
-        assert_eq!(told(&read(800 << 10)).0.len(), 800 << 10);
+        assert_eq!(told(&read_file(800 << 10)).0.len(), 800 << 10);
     }
+    // An answer counts until it was read.
+    let fits = || !told(&read_file(800 << 10)).1;
+    let message = call(5, "read_file", &json!({"path": "f", "length": 800 << 10}));
+    let unread = send(&service, &service.token, Some(&session), &message);
+    assert!(eventually(scaled(Duration::from_secs(5)), || !fits()));
+    thread::sleep(Duration::from_millis(500));
+    assert!(!fits());
+    assert_eq!(told(&read(unread)).0.len(), 800 << 10);
+    assert!(eventually(scaled(Duration::from_secs(5)), fits));
     // Code whose result finds no room has run, and the model is told so.
     let code = "import os; open('ran', 'w'); print(os.path.getsize('f'))";
     let refused = ask(&service, Some(&session), &call(6, "execute_code", &json!({"code": code, "collect": ["f"]})));
