@@ -128,7 +128,7 @@ impl Runner {
     /// Prepares a sandbox for a request like the last one, or for that which this is to be ready for;
     /// or replaces one whose interpreter has waited for long by one without. Where that fails, such a
     /// request gets the error when it comes. Not while a run goes on.
-    pub fn pause(&mut self) {
+    pub fn prepare_next(&mut self) {
         let has_waited = self.pool.has_waited();
         if has_waited {
             // Whatever comes of the rest: it would be found to have waited again at once.
@@ -171,8 +171,8 @@ impl Runner {
         self.prepared.as_ref().map(|(prepared, _)| prepared.clone())
     }
 
-    /// How long to wait before [`Runner::pause`]; none: for ever.
-    pub fn until_pause(&self) -> Option<Duration> {
+    /// How long to wait before [`Runner::prepare_next`]; none: for ever.
+    pub fn until_preparation(&self) -> Option<Duration> {
         self.pool.may_wait()
     }
 
@@ -186,7 +186,7 @@ impl Runner {
         let lived = self.pool.since().map(|since| since.elapsed());
         (self.pool, self.prepared) = (Pool::default(), None);
         if lived.is_some_and(|lived| lived >= SHORT_LIFE) {
-            self.pause();
+            self.prepare_next();
         }
     }
 

@@ -264,8 +264,8 @@ impl Session {
         }
     }
 
-    /// How long to wait for a line before [`Session::pause`]; none: for ever.
-    pub fn until_pause(&self) -> Option<Duration> {
+    /// How long to wait for a line before [`Session::prepare_next`]; none: for ever.
+    pub fn until_preparation(&self) -> Option<Duration> {
         if self.can_prepare() || self.since_pause > 0 {
             return Some(PAUSE);
         }
@@ -276,7 +276,7 @@ impl Session {
     /// interpreter; or replaces such a sandbox, which has waited for long, by one without. Where
     /// that fails, such a request gets the error when it comes. A template that is made meanwhile
     /// takes the place of the interpreter that waits.
-    pub fn pause(&mut self) {
+    pub fn prepare_next(&mut self) {
         self.since_pause = 0;
         let made = self.templates.take_made();
         let has_waited = self.pool.has_waited();

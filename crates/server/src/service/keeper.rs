@@ -32,7 +32,7 @@ use stockade_protocol::{
 
 use super::{
     UNREAD, send, timespec,
-    worker::{FromAbove, FrontClient, WorkerError, read_into, read_whole},
+    worker::{FrontClient, SupervisorSocket, WorkerError, read_into, read_whole},
 };
 use crate::session::{
     answer::{ErrorAnswer, NoFields, OkAnswer},
@@ -60,7 +60,7 @@ pub fn keep(supervisor: OwnedFd, key: &str, policy: &str, account: Option<Caller
         ends_with: Arc::from([pidfd]),
         ..Options::default()
     };
-    let mut above = FromAbove { socket: UnixStream::from(supervisor), said: FrameDecoder::default(), files: VecDeque::new() };
+    let mut above = SupervisorSocket { socket: UnixStream::from(supervisor), decoder: FrameDecoder::default(), files: VecDeque::new() };
     let mut signals = Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?;
     let Some(front) = next_front(&mut above, &mut signals, None)? else { return Ok(()) };
     let session = match Session::open(options) {
@@ -73,7 +73,7 @@ pub fn keep(supervisor: OwnedFd, key: &str, policy: &str, account: Option<Caller
     let mut keeper = Keeper {
         session,
         front,
-        said: FrameDecoder::default(),
+        decoder: FrameDecoder::default(),
         above,
         signals,
         is_told_to_end: false,
@@ -86,15 +86,15 @@ pub fn keep(supervisor: OwnedFd, key: &str, policy: &str, account: Option<Caller
             Served::FrontGone => {}
         }
         let Some(front) = next_front(&mut keeper.above, &mut keeper.signals, Some(WITHOUT_FRONT))? else { return Ok(()) };
-        (keeper.front, keeper.said) = (front, FrameDecoder::default());
+        (keeper.front, keeper.decoder) = (front, FrameDecoder::default());
     }
 }
 
 /// The socket of the next front. `None` if none comes within `most`, or this process must exit.
-fn next_front(above: &mut FromAbove, signals: &mut Signals, most: Option<Duration>) -> Result<Option<UnixStream>, WorkerError> {
+fn next_front(above: &mut SupervisorSocket, signals: &mut Signals, most: Option<Duration>) -> Result<Option<UnixStream>, WorkerError> {
     let end = most.map(|most| Instant::now() + most);
     loop {
-        match above.said.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
+        match above.decoder.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
             Some(FromSupervisor::Front) => {
                 let front = UnixStream::from(above.file()?);
                 front.set_write_timeout(Some(UNREAD))?;
@@ -136,8 +136,8 @@ struct Keeper {
     /// First: what is prepared ends before a signal that was held back ends this process.
     session: Session,
     front: UnixStream,
-    said: FrameDecoder,
-    above: FromAbove,
+    decoder: FrameDecoder,
+    above: SupervisorSocket,
     signals: Signals,
     /// A signal has ended its last run: it keeps nothing any more.
     is_told_to_end: bool,
@@ -152,7 +152,7 @@ impl Keeper {
                 return Ok(Served::FrontGone);
             }
             let (length, begin) = loop {
-                match self.said.take()? {
+                match self.decoder.take()? {
                     Some(ToWorker::Begin(begin)) => break (begin.length, Some(begin)),
                     Some(ToWorker::Line(length)) => break (length, None),
                     // It came after its run had ended.
@@ -165,7 +165,7 @@ impl Keeper {
                     }
                 }
             };
-            let read = read_whole(&mut self.front, &mut self.said, &self.signals, length)?;
+            let read = read_whole(&mut self.front, &mut self.decoder, &self.signals, length)?;
             let Some((bytes, cancelled)) = read else { return Ok(Served::FrontGone) };
             let answer = match begin {
                 Some(begin) => self.run(&begin, &bytes, cancelled)?,
@@ -199,7 +199,7 @@ impl Keeper {
     fn wait(&mut self) -> Result<Option<Served>, WorkerError> {
         let fds = [Some(self.front.as_fd()), Some(self.above.socket.as_fd()), Some(self.signals.as_fd()), self.session.end_of_prepared()];
         let mut fds: Vec<PollFd<'_>> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let late = match poll(&mut fds, self.session.until_pause().map(timespec).as_ref()) {
+        let late = match poll(&mut fds, self.session.until_preparation().map(timespec).as_ref()) {
             Ok(ready) => ready == 0,
             Err(Errno::INTR) => false,
             Err(errno) => return Err(io::Error::from(errno).into()),
@@ -211,13 +211,13 @@ impl Keeper {
             return Ok(Some(Served::Closed));
         }
         // The next front comes when this one has ended.
-        if supervisor || front && !read_into(&mut self.front, &mut self.said).unwrap_or(false) {
+        if supervisor || front && !read_into(&mut self.front, &mut self.decoder).unwrap_or(false) {
             return Ok(Some(Served::FrontGone));
         }
         if prepared {
             self.session.clear_prepared();
         } else if late {
-            self.session.pause();
+            self.session.prepare_next();
         }
         Ok(None)
     }
@@ -235,8 +235,8 @@ impl Keeper {
             Ok(request) => {
                 let mut client = FrontClient {
                     front: self.front.as_fd(),
-                    said: &mut self.said,
-                    is_wild: false,
+                    decoder: &mut self.decoder,
+                    violates_protocol: false,
                     wants_output: begin.output,
                     has_begun: false,
                     unsent: Vec::new(),
@@ -244,7 +244,7 @@ impl Keeper {
                     is_told_to_end: false,
                 };
                 let report = self.session.run(&request, &mut client);
-                if client.is_wild {
+                if client.violates_protocol {
                     return Err(WorkerError::Unexpected("what is not said during a run"));
                 }
                 self.is_told_to_end = client.is_told_to_end;

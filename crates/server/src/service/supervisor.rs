@@ -31,7 +31,7 @@ use stockade_protocol::service::{
 
 use super::{
     UNREAD, notify, sealed_file, send,
-    templates::{Reply, ServedTemplate, TemplateStore, Terms, ready_workers},
+    templates::{Reply, ServedTemplate, SettingsView, TemplateStore, ready_workers},
     timespec,
     watch::{self, FrontState, FrontWatch},
 };
@@ -137,10 +137,10 @@ pub(super) struct Process {
     child: Child,
     pidfd: OwnedFd,
     socket: UnixStream,
-    /// What it has said.
-    said: FrameDecoder,
-    /// It says nothing more.
-    is_silent: bool,
+    /// What has come from it, up to the last whole message.
+    decoder: FrameDecoder,
+    /// Nothing more comes from it.
+    is_at_end: bool,
     began: Instant,
 }
 
@@ -157,7 +157,7 @@ impl Process {
                 return Err(errno.into());
             }
         };
-        Ok(Process { child, pidfd, socket, said: FrameDecoder::default(), is_silent: false, began: Instant::now() })
+        Ok(Process { child, pidfd, socket, decoder: FrameDecoder::default(), is_at_end: false, began: Instant::now() })
     }
 
     pub(super) fn socket(&self) -> &UnixStream {
@@ -169,12 +169,12 @@ impl Process {
     }
 
     /// What it was sent has not reached it whole: it ends, and another takes its place.
-    fn give_up(&mut self) {
+    fn kill(&mut self) {
         // It may have ended by itself.
         let _ended = self.child.kill();
     }
 
-    fn end(mut self) {
+    fn kill_and_reap(mut self) {
         // It may have ended by itself.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
@@ -241,7 +241,7 @@ impl Worker {
         self.table = state;
         if sent.is_err() {
             // One that cannot be told what holds now would go on with what held before.
-            self.process.give_up();
+            self.process.kill();
         }
     }
 
@@ -277,21 +277,21 @@ impl Keeping {
 
 impl Process {
     /// What it says; none: nothing more has come.
-    fn hear<M: Message>(&mut self) -> Option<M> {
-        let Process { socket, said, is_silent, child, .. } = self;
-        if let Ok(Some(message)) = said.take() {
+    fn receive<M: Message>(&mut self) -> Option<M> {
+        let Process { socket, decoder, is_at_end, child, .. } = self;
+        if let Ok(Some(message)) = decoder.take() {
             return Some(message);
         }
         let mut piece = [0; 4096];
         match recv(&*socket, &mut piece, RecvFlags::DONTWAIT) {
-            Ok((length, _)) if length > 0 => said.push(piece.get(..length).unwrap_or_default()),
+            Ok((length, _)) if length > 0 => decoder.push(piece.get(..length).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => return None,
             // It ends.
-            _ => *is_silent = true,
+            _ => *is_at_end = true,
         }
-        said.take().unwrap_or_else(|_malformed| {
+        decoder.take().unwrap_or_else(|_malformed| {
             let _ended = child.kill();
-            *is_silent = true;
+            *is_at_end = true;
             None
         })
     }
@@ -345,7 +345,7 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
         group.take_settings();
         group.end_leaving();
         group.start_missing()?;
-        if woken.has_said {
+        if woken.has_input {
             group.serve_front();
             group.serve_workers();
         }
@@ -358,11 +358,11 @@ struct Woken {
     /// A process has ended.
     has_ended: bool,
     /// A worker, or a process that makes an image or examines the host, has said something.
-    has_said: bool,
+    has_input: bool,
 }
 
-fn terms<'t>(service: &'t Service<'_>, settings: &'t ServiceSettings, workers: &'t [u32]) -> Terms<'t> {
-    Terms {
+fn view<'t>(service: &'t Service<'_>, settings: &'t ServiceSettings, workers: &'t [u32]) -> SettingsView<'t> {
+    SettingsView {
         templates: &settings.templates,
         keys: &settings.front.keys,
         workers,
@@ -435,7 +435,7 @@ impl Group<'_, '_> {
             Ok(())
         };
         if send().is_err() {
-            front.give_up();
+            front.kill();
         }
         Ok(front)
     }
@@ -507,7 +507,7 @@ impl Group<'_, '_> {
             && let Some(front) = &mut self.front
         {
             (self.service.tell)("stockade: the front does not read what it is sent, and is ended");
-            front.give_up();
+            front.kill();
         }
     }
 
@@ -518,7 +518,7 @@ impl Group<'_, '_> {
         let keepers = self.keepers.iter().map(|keeper| &keeper.process);
         let processes: Vec<&Process> =
             self.front.iter().chain(workers.clone()).chain(keepers).chain(self.leaving.iter().map(|(worker, _)| worker)).collect();
-        let speakers = self.front.iter().chain(workers).filter(|worker| !worker.is_silent).map(|worker| worker.socket.as_fd());
+        let speakers = self.front.iter().chain(workers).filter(|worker| !worker.is_at_end).map(|worker| worker.socket.as_fd());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         let reading = self.reading.as_deref();
@@ -534,7 +534,7 @@ impl Group<'_, '_> {
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let mut fds = fds.iter().skip(1);
         let has_ended = fds.by_ref().take(processes.len()).filter(|fd| is_ready(fd)).count() > 0;
-        Ok(Woken { has_ended, has_said: self.front_says_more || fds.any(is_ready) })
+        Ok(Woken { has_ended, has_input: self.front_says_more || fds.any(is_ready) })
     }
 
     /// Starts the keepers that the front asks for: some at a time, as there may be no end of them.
@@ -544,7 +544,7 @@ impl Group<'_, '_> {
             if self.front_says_more {
                 break;
             }
-            let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::hear) else { break };
+            let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::receive) else { break };
             let session = of.session.clone();
             let is_full = self.is_full(&of);
             let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
@@ -552,7 +552,7 @@ impl Group<'_, '_> {
                 && front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why, is_full }), &[]).is_err()
             {
                 // One that asks and does not listen would hold up all else.
-                front.give_up();
+                front.kill();
             }
         }
     }
@@ -598,7 +598,7 @@ impl Group<'_, '_> {
         let connected = self.front.as_ref().map_or(Ok(()), |front| keeper.connect(front));
         match connected {
             Ok(()) => self.keepers.push(keeper),
-            Err(_) => keeper.process.end(),
+            Err(_) => keeper.process.kill_and_reap(),
         }
         connected
     }
@@ -607,7 +607,7 @@ impl Group<'_, '_> {
     fn serve_workers(&mut self) {
         let mut asked = Vec::new();
         for worker in &mut self.workers {
-            while let Some(message) = worker.process.hear() {
+            while let Some(message) = worker.process.receive() {
                 match message {
                     ToSupervisor::Wants(wanted) => asked.push((worker.process.child.id(), wanted)),
                     ToSupervisor::HasTable => worker.has_table(&self.settings),
@@ -615,9 +615,9 @@ impl Group<'_, '_> {
             }
         }
         let workers = self.worker_ids();
-        let terms = terms(self.service, &self.settings, &workers);
-        let mut replies: Vec<Reply> = asked.into_iter().flat_map(|(worker, wanted)| self.templates.ask(worker, wanted, &terms)).collect();
-        replies.extend(self.templates.take_made(&terms));
+        let view = view(self.service, &self.settings, &workers);
+        let mut replies: Vec<Reply> = asked.into_iter().flat_map(|(worker, wanted)| self.templates.ask(worker, wanted, &view)).collect();
+        replies.extend(self.templates.take_made(&view));
         self.send_all(&replies);
     }
 
@@ -649,7 +649,7 @@ impl Group<'_, '_> {
         self.keepers.retain_mut(|keeper| !keeper.process.has_ended());
         if self.front.as_mut().is_some_and(Process::has_ended) {
             let front = self.front.take();
-            self.note(front, "the front")?;
+            self.count_failure(front, "the front")?;
             (self.service.tell)("stockade: the front has ended, and is started again with its workers");
             let now = Instant::now();
             self.leaving.extend(self.workers.drain(..).map(|worker| (worker.process, now)));
@@ -662,14 +662,14 @@ impl Group<'_, '_> {
                 continue;
             }
             let worker = self.workers.swap_remove(index);
-            self.note(Some(worker.process), "a worker")?;
+            self.count_failure(Some(worker.process), "a worker")?;
             (self.service.tell)("stockade: a worker has ended, and is replaced");
         }
         Ok(())
     }
 
     /// Notes that a process has ended by itself.
-    fn note(&mut self, process: Option<Process>, what: &'static str) -> Result<(), ServiceError> {
+    fn count_failure(&mut self, process: Option<Process>, what: &'static str) -> Result<(), ServiceError> {
         let Some(mut process) = process.filter(|process| process.began.elapsed() < SHORT_LIFE) else {
             self.failed = None;
             return Ok(());
@@ -688,7 +688,7 @@ impl Group<'_, '_> {
         if let Some(front) = &mut self.front
             && front.send_settings(&self.settings.front).is_err()
         {
-            front.give_up();
+            front.kill();
         }
     }
 
@@ -714,7 +714,7 @@ impl Group<'_, '_> {
         match read {
             Ok(settings) => {
                 (self.settings, self.not_taken) = (settings, None);
-                self.templates.reload(&terms(self.service, &self.settings, &self.worker_ids()));
+                self.templates.reload(&view(self.service, &self.settings, &self.worker_ids()));
                 // Before the front: it lets in what a worker would still refuse.
                 for worker in &mut self.workers {
                     worker.update_table(&self.settings);
@@ -762,7 +762,7 @@ impl Group<'_, '_> {
             }
             self.wait_for_front(LAST)?;
         }
-        self.front.take().into_iter().for_each(Process::end);
+        self.front.take().into_iter().for_each(Process::kill_and_reap);
         let workers = self.workers.drain(..).map(|worker| worker.process);
         end_all(
             workers.chain(self.keepers.drain(..).map(|keeper| keeper.process)).chain(self.leaving.drain(..).map(|(worker, _)| worker)),

@@ -120,7 +120,7 @@ struct StoredImage {
 }
 
 /// What the service has settled.
-pub(super) struct Terms<'a> {
+pub(super) struct SettingsView<'a> {
     pub(super) templates: &'a [ServedTemplate],
     pub(super) keys: &'a [Key],
     pub(super) workers: &'a [u32],
@@ -131,7 +131,7 @@ pub(super) struct Terms<'a> {
     pub(super) tell: &'a dyn Fn(&str),
 }
 
-impl Terms<'_> {
+impl SettingsView<'_> {
     fn served(&self, of: &TemplateOf) -> Option<&ServedTemplate> {
         self.templates.iter().find(|served| (&served.policy, &served.runtime) == (&of.policy, &of.runtime))
     }
@@ -154,9 +154,9 @@ impl Terms<'_> {
 
 impl TemplateStore {
     /// What a worker has asked for, which it is lent now or later.
-    pub(super) fn ask(&mut self, worker: u32, wanted: TemplateWanted, terms: &Terms<'_>) -> Vec<Reply> {
+    pub(super) fn ask(&mut self, worker: u32, wanted: TemplateWanted, view: &SettingsView<'_>) -> Vec<Reply> {
         let TemplateWanted { of, key, unfit, has_one } = wanted;
-        let Some(served) = terms.granted(&of, &key) else {
+        let Some(served) = view.granted(&of, &key) else {
             return vec![refusal(worker, &of, String::from("the service has no such template for this key"))];
         };
         self.clock += 1;
@@ -169,12 +169,12 @@ impl TemplateStore {
         if let Some((why, _)) = &state.refused {
             return vec![refusal(worker, &of, why.clone())];
         }
-        let reply = state.lend(worker, &of, has_one, served, terms);
+        let reply = state.lend(worker, &of, has_one, served, view);
         if reply.is_none() && !state.waiting.contains(&worker) {
             state.waiting.push(worker);
         }
-        self.make_more(&of, served, terms);
-        let mut replies = self.make_next(terms);
+        self.make_more(&of, served, view);
+        let mut replies = self.make_next(view);
         replies.extend(reply);
         replies
     }
@@ -185,14 +185,14 @@ impl TemplateStore {
     }
 
     /// Takes what that has made.
-    pub(super) fn take_made(&mut self, terms: &Terms<'_>) -> Vec<Reply> {
+    pub(super) fn take_made(&mut self, view: &SettingsView<'_>) -> Vec<Reply> {
         let Some((of, maker, begun)) = self.making.take() else { return Vec::new() };
         let came = match maker.poll() {
             Progress::Going(maker) => {
                 self.making = Some((of, maker, begun));
                 return Vec::new();
             }
-            Progress::Made(image) => self.keep(&of, image, begun, terms),
+            Progress::Made(image) => self.keep(&of, image, begun, view),
             Progress::Broken(why) => match self.all.get_mut(&of) {
                 Some(state) if state.broken + 1 < MAX_BROKEN => {
                     state.broken += 1;
@@ -203,15 +203,15 @@ impl TemplateStore {
             },
             Progress::Refused(why) => Err(why),
         };
-        let mut replies = came.unwrap_or_else(|why| self.refuse(&of, why, terms));
-        replies.extend(self.make_next(terms));
+        let mut replies = came.unwrap_or_else(|why| self.refuse(&of, why, view));
+        replies.extend(self.make_next(view));
         replies
     }
 
     /// Other settings hold. What was refused is tried again, and what no key may use goes.
-    pub(super) fn reload(&mut self, terms: &Terms<'_>) {
+    pub(super) fn reload(&mut self, view: &SettingsView<'_>) {
         self.all.retain(|of, state| {
-            let key = terms.maker_key(of, &state.key);
+            let key = view.maker_key(of, &state.key);
             (state.refused, state.broken) = (None, 0);
             key.map(|key| state.key = key).is_some()
         });
@@ -219,16 +219,16 @@ impl TemplateStore {
 
     /// Has another image made where there are fewer good ones than the policy wants. One that would take the
     /// place of a good one of the same template is not made, nor of one of another that was made just now.
-    fn make_more(&mut self, of: &TemplateOf, served: &ServedTemplate, terms: &Terms<'_>) {
+    fn make_more(&mut self, of: &TemplateOf, served: &ServedTemplate, view: &SettingsView<'_>) {
         let is_good = |kept: &&StoredImage| kept.runs_left > 0 && kept.since.elapsed() < served.max_age;
         let images = self.all.get(of).map_or(&[][..], |state| &state.images);
         let (good, largest) = (images.iter().filter(is_good).count(), images.iter().map(|kept| kept.image.made.size).max());
-        if good > 0 && (good as u64 + 1) * largest.unwrap_or(0) > terms.memory / PART_OF_MEMORY {
+        if good > 0 && (good as u64 + 1) * largest.unwrap_or(0) > view.memory / PART_OF_MEMORY {
             return;
         }
         let others = self.all.iter().filter(|(other, _)| *other != of).flat_map(|(_, state)| &state.images);
         let held: u64 = others.filter(|kept| kept.since.elapsed() < HELD).map(|kept| kept.image.made.size).sum();
-        if held + self.all.get(of).map_or(0, |state| state.size) > terms.memory / PART_OF_MEMORY {
+        if held + self.all.get(of).map_or(0, |state| state.size) > view.memory / PART_OF_MEMORY {
             return;
         }
         let is_underway = self.queue.contains(of) || self.making.as_ref().is_some_and(|(making, ..)| making == of);
@@ -238,33 +238,33 @@ impl TemplateStore {
     }
 
     /// Starts the next maker, if none is at work.
-    fn make_next(&mut self, terms: &Terms<'_>) -> Vec<Reply> {
+    fn make_next(&mut self, view: &SettingsView<'_>) -> Vec<Reply> {
         let mut replies = Vec::new();
         while self.making.is_none() {
             let Some(of) = self.queue.pop_front() else { break };
             let Some(state) = self.all.get(&of) else { continue };
             let (policy, key) = (Some(of.policy.clone()), Some(state.key.clone()));
-            let options = Options { policy, key, peer: terms.account.cloned(), ..Options::default() };
+            let options = Options { policy, key, peer: view.account.cloned(), ..Options::default() };
             match Maker::start_for_worker(&of.runtime, &options) {
                 Ok(maker) => self.making = Some((of, maker, Instant::now())),
-                Err(why) => replies.extend(self.refuse(&of, why.to_string(), terms)),
+                Err(why) => replies.extend(self.refuse(&of, why.to_string(), view)),
             }
         }
         replies
     }
 
     /// Keeps an image, lends it to those who wait, and has the next made.
-    fn keep(&mut self, of: &TemplateOf, image: Image, begun: Instant, terms: &Terms<'_>) -> Result<Vec<Reply>, String> {
+    fn keep(&mut self, of: &TemplateOf, image: Image, begun: Instant, view: &SettingsView<'_>) -> Result<Vec<Reply>, String> {
         // Its key has gone meanwhile.
-        let (Some(served), Some(_)) = (terms.served(of), self.all.get(of)) else { return Ok(Vec::new()) };
-        let (size, most) = (image.made.size, terms.memory / PART_OF_MEMORY);
+        let (Some(served), Some(_)) = (view.served(of), self.all.get(of)) else { return Ok(Vec::new()) };
+        let (size, most) = (image.made.size, view.memory / PART_OF_MEMORY);
         if size > most {
             let [size, most] = [size, most].map(|bytes| bytes.div_ceil(1 << 20));
             return Err(format!("its image has {size} MiB, and all images together may have {most} MiB, an eighth of [capacity] memory"));
         }
         let known = sealed_file(&serde_json::to_vec(&image.made).map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
         let (ms, mib) = (begun.elapsed().as_millis(), size.div_ceil(1 << 20));
-        (terms.tell)(&format!("stockade: {}: an image of {mib} MiB, made and tried in {ms} ms", named(of, served)));
+        (view.tell)(&format!("stockade: {}: an image of {mib} MiB, made and tried in {ms} ms", named(of, served)));
         self.last += 1;
         let kept = StoredImage { number: self.last, image, known: Arc::new(known), since: Instant::now(), runs_left: served.max_runs };
         while self.size() + size > most && self.drop_oldest(of) {}
@@ -274,13 +274,13 @@ impl TemplateStore {
         state.images.retain(|kept| kept.since.elapsed() < served.max_age);
         state.images.push(kept);
         let mut replies = Vec::new();
-        for worker in std::mem::take(&mut state.waiting).into_iter().filter(|worker| terms.workers.contains(worker)) {
-            match state.lend(worker, of, false, served, terms) {
+        for worker in std::mem::take(&mut state.waiting).into_iter().filter(|worker| view.workers.contains(worker)) {
+            match state.lend(worker, of, false, served, view) {
                 Some(reply) => replies.push(reply),
                 None => state.waiting.push(worker),
             }
         }
-        self.make_more(of, served, terms);
+        self.make_more(of, served, view);
         Ok(replies)
     }
 
@@ -297,10 +297,10 @@ impl TemplateStore {
     }
 
     /// None is made again for some time, unless the settings are read anew.
-    fn refuse(&mut self, of: &TemplateOf, why: String, terms: &Terms<'_>) -> Vec<Reply> {
+    fn refuse(&mut self, of: &TemplateOf, why: String, view: &SettingsView<'_>) -> Vec<Reply> {
         // Its key or its policy has gone meanwhile.
-        let (Some(served), Some(state)) = (terms.served(of), self.all.get_mut(of)) else { return Vec::new() };
-        (terms.tell)(&format!("stockade: {}: refused: {why}", named(of, served)));
+        let (Some(served), Some(state)) = (view.served(of), self.all.get_mut(of)) else { return Vec::new() };
+        (view.tell)(&format!("stockade: {}: refused: {why}", named(of, served)));
         state.images.clear();
         let waiting = std::mem::take(&mut state.waiting);
         state.refused = Some((why.clone(), Instant::now()));
@@ -311,11 +311,11 @@ impl TemplateStore {
 impl State {
     /// Lends a worker the image with the most copies left: one that is too old only where there is no other,
     /// and the worker has none either.
-    fn lend(&mut self, worker: u32, of: &TemplateOf, has_one: bool, served: &ServedTemplate, terms: &Terms<'_>) -> Option<Reply> {
+    fn lend(&mut self, worker: u32, of: &TemplateOf, has_one: bool, served: &ServedTemplate, view: &SettingsView<'_>) -> Option<Reply> {
         let is_old = |kept: &StoredImage| kept.since.elapsed() >= served.max_age;
         let is_of_use = |kept: &&mut StoredImage| kept.runs_left > 0 && !(has_one && is_old(kept));
         let kept = self.images.iter_mut().filter(is_of_use).max_by_key(|kept| (!is_old(kept), kept.runs_left))?;
-        let runs = (served.max_runs / (2 * terms.workers.len().max(1) as u64)).clamp(1, MAX_LENT).min(kept.runs_left);
+        let runs = (served.max_runs / (2 * view.workers.len().max(1) as u64)).clamp(1, MAX_LENT).min(kept.runs_left);
         kept.runs_left -= runs;
         let age_ms = u64::try_from(kept.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let made_ms = monotonic_ms().saturating_sub(age_ms);
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn a_worker_may_ask_for_what_its_key_has() {
         let (keys, templates) = ([key("a", &["one"]), key("b", &["one", "two"])], [served("one", false, 0), served("two", true, 0)]);
-        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
+        let view = SettingsView { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
         for (template, key, is_granted) in [
             (of("one", Some("a")), "a", true),
             (of("two", None), "b", true),
@@ -407,10 +407,10 @@ mod tests {
             (of("three", Some("b")), "b", false),
             (of("one", Some("c")), "c", false),
         ] {
-            assert_eq!(terms.granted(&template, key).is_some(), is_granted, "{template:?} {key}");
+            assert_eq!(view.granted(&template, key).is_some(), is_granted, "{template:?} {key}");
             if !is_granted {
                 let wanted = TemplateWanted { of: template, key: key.to_owned(), unfit: None, has_one: false };
-                let replies = TemplateStore::default().ask(7, wanted, &terms);
+                let replies = TemplateStore::default().ask(7, wanted, &view);
                 assert!(matches!(&replies[..], [Reply { worker: 7, message: FromSupervisor::NoTemplate(_), .. }]));
             }
         }
@@ -419,12 +419,12 @@ mod tests {
     #[test]
     fn no_more_is_lent_than_there_is_and_the_images_take_turns() {
         let (keys, templates) = ([key("a", &["one"])], [served("one", false, 0)]);
-        let terms = Terms { templates: &templates, keys: &keys, workers: &[7, 8], memory: 1 << 30, account: None, tell: &|_| () };
+        let view = SettingsView { templates: &templates, keys: &keys, workers: &[7, 8], memory: 1 << 30, account: None, tell: &|_| () };
         let now = Instant::now();
         let old = now.checked_sub(Duration::from_secs(601)).unwrap();
         let mut state = State { images: vec![stored(1, now), stored(2, now), stored(3, old)], ..State::default() };
         let mut lent = BTreeMap::<u64, Vec<u64>>::new();
-        while let Some(reply) = state.lend(7, &of("one", Some("a")), false, &templates[0], &terms) {
+        while let Some(reply) = state.lend(7, &of("one", Some("a")), false, &templates[0], &view) {
             let FromSupervisor::Template(TemplateLent { number, runs, .. }) = reply.message else { panic!("{:?}", reply.message) };
             if number == 3 {
                 assert!(state.images.iter().all(|kept| kept.number == 3 || kept.runs_left == 0), "an old one is the last");
@@ -441,26 +441,26 @@ mod tests {
     #[test]
     fn a_worker_that_has_copies_left_is_lent_no_image_that_is_too_old() {
         let (keys, templates) = ([key("a", &["one"])], [served("one", false, 0)]);
-        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
+        let view = SettingsView { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
         let old = Instant::now().checked_sub(Duration::from_secs(601)).unwrap();
         let mut state = State { images: vec![stored(1, old)], ..State::default() };
-        let mut lend = |has_one| state.lend(7, &of("one", Some("a")), has_one, &templates[0], &terms).is_some();
+        let mut lend = |has_one| state.lend(7, &of("one", Some("a")), has_one, &templates[0], &view).is_some();
         assert_eq!((lend(true), lend(false)), (false, true));
         let mut state = State { images: vec![stored(1, Instant::now())], ..State::default() };
-        assert!(state.lend(7, &of("one", Some("a")), true, &templates[0], &terms).is_some());
+        assert!(state.lend(7, &of("one", Some("a")), true, &templates[0], &view).is_some());
     }
 
     #[test]
     fn an_image_that_was_made_just_now_makes_no_room_for_another_template() {
         let (keys, templates) = ([key("a", &["one", "two"])], [served("one", false, 0), served("two", false, 0)]);
         // Room for one image of one byte.
-        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: PART_OF_MEMORY, account: None, tell: &|_| () };
+        let view = SettingsView { templates: &templates, keys: &keys, workers: &[7], memory: PART_OF_MEMORY, account: None, tell: &|_| () };
         let (one, two) = (of("one", Some("a")), of("two", Some("a")));
         let queued = |since| {
             let mut store = TemplateStore::default();
             store.all.insert(one.clone(), State { images: vec![stored(1, since)], size: 1, ..State::default() });
             store.all.insert(two.clone(), State { size: 1, ..State::default() });
-            store.make_more(&two, &templates[1], &terms);
+            store.make_more(&two, &templates[1], &view);
             store.queue.len()
         };
         let now = Instant::now();
@@ -470,11 +470,11 @@ mod tests {
     #[test]
     fn what_comes_of_a_template_that_has_gone_is_forgotten() {
         let (keys, templates) = ([key("a", &["one"])], [served("one", false, 0)]);
-        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
+        let view = SettingsView { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
         let (mut store, gone) = (TemplateStore::default(), of("one", Some("a")));
-        assert!(store.refuse(&gone, String::from("why"), &terms).is_empty() && store.all.is_empty());
+        assert!(store.refuse(&gone, String::from("why"), &view).is_empty() && store.all.is_empty());
         store.all.insert(gone.clone(), State { waiting: vec![7], ..State::default() });
-        assert_eq!(store.refuse(&gone, String::from("why"), &terms).len(), 1);
+        assert_eq!(store.refuse(&gone, String::from("why"), &view).len(), 1);
     }
 
     #[test]
@@ -485,8 +485,8 @@ mod tests {
             store.all.insert(template, State { key: key.to_owned(), images: vec![stored(1, Instant::now())], ..State::default() });
         }
         let mut reload = |keys: &[Key]| {
-            let terms = Terms { templates: &templates, keys, workers: &[], memory: 1 << 30, account: None, tell: &|_| () };
-            store.reload(&terms);
+            let view = SettingsView { templates: &templates, keys, workers: &[], memory: 1 << 30, account: None, tell: &|_| () };
+            store.reload(&view);
             store.all.iter().map(|(of, state)| (of.policy.clone(), state.key.clone())).collect::<Vec<_>>()
         };
         let both = [("one".to_owned(), "a".to_owned()), ("two".to_owned(), "a".to_owned())];

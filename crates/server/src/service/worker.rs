@@ -93,8 +93,8 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
         // First: what is prepared ends before a signal that was held back ends this process.
         runner: Runner::new(base),
         front,
-        said: FrameDecoder::default(),
-        supervisor: FromAbove { socket: supervisor, said: FrameDecoder::default(), files: VecDeque::new() },
+        decoder: FrameDecoder::default(),
+        supervisor: SupervisorSocket { socket: supervisor, decoder: FrameDecoder::default(), files: VecDeque::new() },
         table: WorkerTable::default(),
         is_table_outdated: false,
         is_told_to_end: false,
@@ -138,8 +138,8 @@ impl RefusalCause for NotGranted {
 struct Worker {
     runner: Runner,
     front: UnixStream,
-    said: FrameDecoder,
-    supervisor: FromAbove,
+    decoder: FrameDecoder,
+    supervisor: SupervisorSocket,
     table: WorkerTable,
     /// The supervisor is about to send another.
     is_table_outdated: bool,
@@ -164,7 +164,7 @@ struct Woken {
 impl Worker {
     /// Prepares what the next request can be expected to ask for.
     fn prepare(&mut self) -> Result<(), WorkerError> {
-        self.runner.pause();
+        self.runner.prepare_next();
         if let Some(wanted) = self.runner.wanted_template() {
             send(&self.supervisor.socket, &ToSupervisor::Wants(wanted))?;
         }
@@ -180,13 +180,13 @@ impl Worker {
     /// The next run; none: the front or the supervisor has ended, or this process is to.
     fn next_run(&mut self) -> Result<Option<Begin>, WorkerError> {
         loop {
-            match self.said.take()? {
+            match self.decoder.take()? {
                 Some(ToWorker::Begin(begin)) => return Ok(Some(begin)),
                 // It came after its run had ended.
                 Some(ToWorker::Cancel) => {}
                 Some(ToWorker::Request(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a request without its run")),
                 None => {
-                    let woken = self.wait(self.runner.until_pause())?;
+                    let woken = self.wait(self.runner.until_preparation())?;
                     if woken.signal && self.signals.take().is_some_and(ending) {
                         return Ok(None);
                     }
@@ -225,7 +225,7 @@ impl Worker {
 
     /// Whether the front is there.
     fn read_front(&mut self) -> Result<bool, WorkerError> {
-        read_into(&mut self.front, &mut self.said).map_err(Into::into)
+        read_into(&mut self.front, &mut self.decoder).map_err(Into::into)
     }
 
     /// Reads what the supervisor sends; `first`: until the table is there. Whether the supervisor is there.
@@ -235,7 +235,7 @@ impl Worker {
                 return Ok(false);
             }
             let mut has_table = false;
-            while let Some(message) = self.supervisor.said.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
+            while let Some(message) = self.supervisor.decoder.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
                 match message {
                     FromSupervisor::Table => {
                         self.table = self.supervisor.file_of_json()?;
@@ -263,7 +263,7 @@ impl Worker {
     /// What comes of a run; none: the front has ended before its request was whole.
     fn answer(&mut self, begin: Begin) -> Result<Option<Report>, WorkerError> {
         let Begin { run: _, key, policy, length, output } = begin;
-        let Some((request, cancelled)) = read_whole(&mut self.front, &mut self.said, &self.signals, length)? else { return Ok(None) };
+        let Some((request, cancelled)) = read_whole(&mut self.front, &mut self.decoder, &self.signals, length)? else { return Ok(None) };
         // A key may have gone, or a policy of it, since the front has let the request in.
         while self.is_table_outdated || self.wait(Some(Duration::ZERO))?.supervisor {
             if !self.read_supervisor(false)? {
@@ -279,8 +279,8 @@ impl Worker {
         }
         let mut client = FrontClient {
             front: self.front.as_fd(),
-            said: &mut self.said,
-            is_wild: false,
+            decoder: &mut self.decoder,
+            violates_protocol: false,
             wants_output: output,
             has_begun: false,
             unsent: Vec::new(),
@@ -288,7 +288,7 @@ impl Worker {
             is_told_to_end: false,
         };
         let report = self.runner.run(&key, &policy, &request, &mut client);
-        if client.is_wild {
+        if client.violates_protocol {
             return Err(WorkerError::Unexpected("what is not said during a run"));
         }
         self.is_told_to_end = client.is_told_to_end;
@@ -299,14 +299,14 @@ impl Worker {
 }
 
 /// The socket from the supervisor, and what has come by it.
-pub(super) struct FromAbove {
+pub(super) struct SupervisorSocket {
     pub(super) socket: UnixStream,
-    pub(super) said: FrameDecoder,
+    pub(super) decoder: FrameDecoder,
     /// Descriptors whose messages are not read yet.
     pub(super) files: VecDeque<OwnedFd>,
 }
 
-impl FromAbove {
+impl SupervisorSocket {
     /// Whether the supervisor is there.
     pub(super) fn read(&mut self) -> io::Result<bool> {
         let mut piece = vec![0; MAX_PAYLOAD];
@@ -324,7 +324,7 @@ impl FromAbove {
                 self.files.extend(files);
             }
         }
-        self.said.push(piece.get(..length).unwrap_or_default());
+        self.decoder.push(piece.get(..length).unwrap_or_default());
         Ok(length > 0)
     }
 
@@ -356,7 +356,7 @@ impl FromAbove {
 /// them counts: the socket will not become readable for it.
 pub(super) fn read_whole(
     front: &mut UnixStream,
-    said: &mut FrameDecoder,
+    decoder: &mut FrameDecoder,
     signals: &Signals,
     length: u64,
 ) -> Result<Option<(Vec<u8>, bool)>, WorkerError> {
@@ -365,14 +365,14 @@ pub(super) fn read_whole(
     }
     let mut bytes = Vec::new();
     loop {
-        match said.take()? {
+        match decoder.take()? {
             Some(ToWorker::Request(part)) if (bytes.len() + part.len()) as u64 <= length => bytes.extend(part),
             Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("more than it had announced")),
             Some(ToWorker::Begin(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
             Some(ToWorker::Cancel) => return Ok(Some((bytes, true))),
             None if bytes.len() as u64 == length => return Ok(Some((bytes, false))),
             // A front whose socket cannot be read has ended, too.
-            None if !has_signal(front, signals)? && read_into(front, said).unwrap_or(false) => {}
+            None if !has_signal(front, signals)? && read_into(front, decoder).unwrap_or(false) => {}
             None => return Ok(None),
         }
     }
@@ -406,9 +406,9 @@ pub(super) fn read_into(socket: &mut UnixStream, decoder: &mut FrameDecoder) -> 
 /// The front, while a run of it goes on.
 pub(super) struct FrontClient<'a> {
     pub(super) front: BorrowedFd<'a>,
-    pub(super) said: &'a mut FrameDecoder,
+    pub(super) decoder: &'a mut FrameDecoder,
     /// It has said what no front says during a run.
-    pub(super) is_wild: bool,
+    pub(super) violates_protocol: bool,
     /// It wants to hear what the program prints.
     pub(super) wants_output: bool,
     /// It was told that the program may run: once, also where another start has to be tried.
@@ -478,17 +478,17 @@ impl Client for FrontClient<'_> {
     fn look(&mut self) -> Asked {
         let mut piece = [0; 4096];
         match recv(self.front, &mut piece, RecvFlags::DONTWAIT) {
-            Ok((length, _)) if length > 0 => self.said.push(piece.get(..length).unwrap_or_default()),
+            Ok((length, _)) if length > 0 => self.decoder.push(piece.get(..length).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => {}
             // It is gone, and with it the client.
             _ => return Asked::Cancel(Signal::HUP.as_raw()),
         }
         self.flush();
-        match self.said.take() {
+        match self.decoder.take() {
             Ok(None) => Asked::Nothing,
             Ok(Some(ToWorker::Cancel)) => Asked::Cancel(Signal::TERM.as_raw()),
             Ok(Some(_)) | Err(_) => {
-                self.is_wild = true;
+                self.violates_protocol = true;
                 Asked::Cancel(Signal::HUP.as_raw())
             }
         }

@@ -60,10 +60,10 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
         if let Some(ended) = ended {
             return Ok(ended);
         }
-        let command = match queue.next(session.until_pause(), session.end_of_prepared())? {
+        let command = match queue.next(session.until_preparation(), session.end_of_prepared())? {
             Event::Command(command) => command,
             Event::Idle => {
-                session.pause();
+                session.prepare_next();
                 continue;
             }
             Event::PreparedExited => {
