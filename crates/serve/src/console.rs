@@ -7,7 +7,7 @@
 //! user types. Its policy lets it load nothing, send nothing but requests to its own origin, and run
 //! the one script that is compiled in.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use axum::{
     body::{Body, Bytes},
@@ -19,13 +19,12 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use stockade_protocol::service::{Key, Scope};
+use stockade_protocol::service::Scope;
 
 use crate::{
     asking::{Any, KeyFor, ToWatch},
-    front::Front,
     history::MINUTES,
-    http::{Shared, bad_query, format_of, json_response, result_response, stream_response},
+    http::{Shared, bad_query, buffered_json, format_of, result_response, stream_response},
     keys::check_scope,
     problem::Problem,
     watch::{Watcher, snapshot},
@@ -93,17 +92,12 @@ pub async fn history(
     if !(1..=MINUTES).contains(&minutes) {
         return Err(bad());
     }
-    buffered(&front, &key, &front.watch.history(minutes))
+    buffered_json(&front, &key.id, &front.watch.history(minutes))
 }
 
 /// `GET /v1/denials`: what runs were refused, the last first.
 pub async fn denials(State(front): Shared, KeyFor { key, .. }: KeyFor<ToWatch>) -> Result<Response, Problem> {
-    buffered(&front, &key, &front.watch.denials())
-}
-
-fn buffered(front: &Arc<Front>, key: &Key, value: &Value) -> Result<Response, Problem> {
-    let text = (value.to_string() + "\n").into_bytes();
-    front.buffered(&key.id, text, false).map(result_response)
+    buffered_json(&front, &key.id, &front.watch.denials())
 }
 
 #[derive(Deserialize)]
@@ -137,7 +131,7 @@ pub async fn policies(
         }
         policy
     });
-    Ok(json_response(&json!({ "policies": list.collect::<Vec<_>>() })))
+    buffered_json(&front, &key.id, &json!({ "policies": list.collect::<Vec<_>>() }))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 //! cancelled, unless the client may come back for the log. What happens to one run is in `turn`, and
 //! what its client holds of it in `handle`.
 
+#[cfg(test)]
+mod answers;
 mod buffers;
 mod handle;
 mod kept;

@@ -4,7 +4,7 @@
 //! host that it names must be listed, an origin must be one of these, and bodies are JSON alone. No
 //! cookie is set and none is read, and no answer permits another site to read it.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -16,6 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodFilter, MethodRouter, on},
 };
+use futures_util::{Stream, StreamExt};
 use http_body_util::BodyExt;
 use serde::{
     Deserialize, Deserializer,
@@ -269,10 +270,14 @@ pub fn result_response(result: Bytes) -> Response {
 
 fn event_response(events: EventStream, format: Format) -> Response {
     let parts = futures_util::stream::unfold(events, |mut events| async move {
-        let part = events.next().await?;
-        Some((Ok::<_, std::convert::Infallible>(part), events))
+        let parts = events.next().await?;
+        Some((parts, events))
     });
-    stream_response(Body::from_stream(parts), format)
+    stream_response(Body::from_stream(parts.flat_map(in_order)), format)
+}
+
+fn in_order(parts: Vec<Bytes>) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    futures_util::stream::iter(parts.into_iter().map(Ok))
 }
 
 /// A body that has events.
@@ -565,24 +570,26 @@ async fn list_runs(
     let query = query.map_err(|error| bad_query(format!("the query may have `state`, which is `waiting` or `running`: {error}")))?;
     let (visible, wanted) = (visible(&key), query.0.state);
     let is_wanted = |run: &crate::front::Run| wanted.is_none_or(|state| (state == RunState::Running) == run.began.is_some());
-    Ok(json_response(&json!({ "runs": front.runs(|run| visible(run) && is_wanted(run), show) })))
+    buffered_json(&front, &key.id, &json!({ "runs": front.runs(|run| visible(run) && is_wanted(run), show) }))
 }
 
 async fn one_run(State(front): Shared, KeyFor { key, .. }: KeyFor<Any>, Path(number): Path<String>) -> Result<Response, Problem> {
     let found = front.runs(visible(&key), |found, run| (*found == number).then(|| show(found, run)));
     if let Some(run) = found.into_iter().flatten().next() {
-        return Ok(json_response(&run));
+        return buffered_json(&front, &key.id, &run);
     }
     // One that has ended is kept for its own key alone.
     let log = front.log(&number, &key.id).ok_or_else(no_such_run)?;
     match log.ending().ok_or_else(no_such_run)? {
         Ok(result) => {
-            let mut whole = format!("{{\"run\":\"{number}\",\"state\":\"ended\",\"result\":").into_bytes();
-            whole.extend_from_slice(result.trim_ascii_end());
-            whole.extend_from_slice(b"}\n");
-            Ok(result_response(Bytes::from(whole)))
+            // Those that ask at the same time have the result in memory once.
+            let begin = Bytes::from(format!("{{\"run\":\"{number}\",\"state\":\"ended\",\"result\":"));
+            let parts = vec![begin, result.slice(..result.trim_ascii_end().len()), Bytes::from_static(b"}\n")];
+            let length: usize = parts.iter().map(Bytes::len).sum();
+            let fields = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json")), (header::CONTENT_LENGTH, length.into())];
+            Ok((fields, Body::from_stream(in_order(parts))).into_response())
         }
-        Err(problem) => Ok(json_response(&json!({ "run": number, "state": "ended", "problem": problem.to_json() }))),
+        Err(problem) => buffered_json(&front, &key.id, &json!({ "run": number, "state": "ended", "problem": problem.to_json() })),
     }
 }
 
@@ -608,6 +615,15 @@ async fn limits(State(front): Shared, KeyFor { key, .. }: KeyFor<Any>) -> Respon
     }))
 }
 
+/// An answer that may be large: it counts as buffered until its last byte was written.
+///
+/// # Errors
+/// There is no room for it.
+pub fn buffered_json(front: &Front, key: &str, value: &serde_json::Value) -> Result<Response, Problem> {
+    front.buffered(key, (value.to_string() + "\n").into_bytes(), false).map(result_response)
+}
+
+/// An answer of at most some KiB, which counts nowhere.
 pub fn json_response(value: &serde_json::Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string() + "\n").into_response()
 }

@@ -25,6 +25,13 @@ pub const KEPT: usize = 256 << 10;
 const MARKS: usize = 1024;
 /// A reader gets about so much at once.
 const PART: usize = 64 << 10;
+/// A part that may be larger counts as buffered until it was written.
+const UNCOUNTED: usize = 32 << 10;
+/// The most bytes of JSON for a byte of output, and for all else of an event.
+const ESCAPED: usize = 6;
+const FIELDS: usize = 512;
+/// How long a reader waits that finds no room for its part.
+const ROOM: Duration = Duration::from_millis(100);
 /// After this time without an event a reader hears that the stream goes on.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -293,11 +300,21 @@ pub enum Format {
 impl Format {
     /// Adds an event.
     pub fn write(self, out: &mut Vec<u8>, kind: &str, seq: u64, object: &[u8]) {
+        self.begin(out, kind, seq);
+        out.extend_from_slice(object);
+        out.extend_from_slice(if self == Format::EventStream { b"\n\n" } else { b"\n" });
+    }
+
+    /// Adds what stands before an event's object.
+    fn begin(self, out: &mut Vec<u8>, kind: &str, seq: u64) {
         if self == Format::EventStream {
             out.extend(format!("id: {seq}\nevent: {kind}\ndata: ").into_bytes());
         }
-        out.extend_from_slice(object);
-        out.extend_from_slice(if self == Format::EventStream { b"\n\n" } else { b"\n" });
+    }
+
+    /// The end of an object that has another as its last field, and of its event.
+    fn end_of_nested(self) -> &'static [u8] {
+        if self == Format::EventStream { b"}\n\n" } else { b"}\n" }
     }
 }
 
@@ -327,46 +344,79 @@ pub struct Reader {
     seen: PerStream<u64>,
 }
 
+/// What a reader takes of a log.
+struct Taken {
+    text: Vec<u8>,
+    /// Has room for the text where that may be large.
+    buffer: Buffer,
+    /// The result, whose event the text has begun.
+    result: Option<Bytes>,
+    /// What follows found no room.
+    lacks_room: bool,
+    is_over: bool,
+}
+
+impl Taken {
+    /// In the order in which they are written.
+    fn into_parts(mut self, format: Format) -> Vec<Bytes> {
+        self.buffer.shrink(self.buffer.bytes().saturating_sub(self.text.len()));
+        let end = self.result.as_ref().map(|_| Bytes::from_static(format.end_of_nested()));
+        [self.buffer.hold(self.text)].into_iter().chain(self.result).chain(end).collect()
+    }
+}
+
 impl Reader {
-    /// What is new, once something is; none after the end.
-    pub async fn next(&mut self, format: Format) -> Option<Vec<u8>> {
+    /// What is new, once something is; none after the end. It counts as buffered until it was written, and the
+    /// result is that of all readers.
+    pub async fn next(&mut self, format: Format) -> Option<Vec<Bytes>> {
+        let asked = tokio::time::Instant::now();
         loop {
             let log = Arc::clone(&self.log);
             let changed = log.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let (part, is_over) = self.take(format);
-            if !part.is_empty() {
-                return Some(part);
+            let taken = self.take(format);
+            if !taken.text.is_empty() {
+                return Some(taken.into_parts(format));
             }
-            if is_over {
+            if taken.is_over {
                 return None;
             }
-            if tokio::time::timeout(SILENCE, changed).await.is_err() {
+            let silence = SILENCE.saturating_sub(asked.elapsed());
+            let wait = if taken.lacks_room { ROOM.min(silence) } else { silence };
+            let _changed_or_late = tokio::time::timeout(wait, changed).await;
+            if asked.elapsed() >= SILENCE {
                 let mut ping = Vec::new();
                 let at_ms = log.since.elapsed().as_millis() as u64;
                 format.write(&mut ping, "ping", self.after, &object("ping", self.after, at_ms, Value::Null));
-                return Some(ping);
+                return Some(vec![Bytes::from(ping)]);
             }
         }
     }
 
-    /// What there is, about [`PART`] bytes of it, and whether nothing follows.
-    fn take(&mut self, format: Format) -> (Vec<u8>, bool) {
+    /// What there is, about [`PART`] bytes of it.
+    fn take(&mut self, format: Format) -> Taken {
         let state = self.log.state();
-        let mut part = Vec::new();
+        let buffer = state.buffer.another();
+        let mut taken = Taken { text: Vec::new(), buffer, result: None, lacks_room: false, is_over: false };
+        let part = &mut taken.text;
         let after = self.after;
         for entry in state.events.iter().filter(|entry| entry.seq > after) {
             if part.len() >= PART {
-                return (part, false);
+                return taken;
             }
             let Entry { seq, at_ms, before, event } = entry;
+            let needs = part.len() + FIELDS + if let Event::Output(_, bytes) = event { ESCAPED * bytes.len() } else { 0 };
+            if needs > UNCOUNTED && taken.buffer.grow(needs.saturating_sub(taken.buffer.bytes())).is_err() {
+                taken.lacks_room = true;
+                return taken;
+            }
             for stream in [OutputStream::Stdout, OutputStream::Stderr] {
                 let missed = before.of(stream).saturating_sub(*self.seen.of(stream));
                 if missed > 0 {
                     // Its number is that of the last event that is missing.
                     let gap = object("gap", seq - 1, *at_ms, json!({ "stream": name(stream), "bytes": missed }));
-                    format.write(&mut part, "gap", seq - 1, &gap);
+                    format.write(part, "gap", seq - 1, &gap);
                 }
             }
             (self.after, self.seen) = (*seq, *before);
@@ -386,18 +436,20 @@ impl Reader {
                     Some(Ok(result)) => {
                         let mut line = object("result", *seq, *at_ms, Value::Null);
                         line.pop();
-                        line.extend_from_slice(b",\"result\":");
-                        line.extend_from_slice(result.trim_ascii_end());
-                        line.push(b'}');
-                        ("result", line)
+                        format.begin(part, "result", *seq);
+                        part.extend(line);
+                        part.extend_from_slice(b",\"result\":");
+                        taken.result = Some(result.slice(..result.trim_ascii_end().len()));
+                        break;
                     }
                     Some(Err(problem)) => simple("problem", json!({ "problem": problem.to_json() })),
                     None => continue,
                 },
             };
-            format.write(&mut part, kind, *seq, &line);
+            format.write(part, kind, *seq, &line);
         }
-        (part, state.end.is_some())
+        taken.is_over = state.end.is_some();
+        taken
     }
 }
 

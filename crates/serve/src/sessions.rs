@@ -32,7 +32,7 @@ use tokio::{
 use crate::{
     asking::{KeyFor, OfSession, ToKeep},
     front::{Buffer, Front},
-    http::{Shared, bad_query, check_type, json_response, new_number, policy_of, read, run_for},
+    http::{Shared, bad_query, buffered_json, check_type, json_response, new_number, policy_of, read, run_for},
     link::{LinkError, WorkerLink},
     lock::lock,
     mcp::Calls,
@@ -425,7 +425,7 @@ pub async fn open_for(
 pub async fn list(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>) -> Result<Response, Problem> {
     let all: Vec<Value> =
         lock(&front.sessions.open).values().filter(|session| session.of.key == key.id).map(|session| session.show()).collect();
-    Ok(json_response(&json!({ "sessions": all })))
+    buffered_json(&front, &key.id, &json!({ "sessions": all }))
 }
 
 /// `GET /v1/sessions/{session}`.
@@ -494,11 +494,16 @@ pub struct ListQuery {
 }
 
 /// `GET /v1/sessions/{session}/files/`.
-pub async fn list_files(OfSession(_, session): OfSession, query: Result<Query<ListQuery>, QueryRejection>) -> Result<Response, Problem> {
-    list_directory(&session, String::new(), query).await
+pub async fn list_files(
+    State(front): Shared,
+    OfSession(_, session): OfSession,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    list_directory(&front, &session, String::new(), query).await
 }
 
 async fn list_directory(
+    front: &Front,
     session: &Arc<Session>,
     path: String,
     query: Result<Query<ListQuery>, QueryRejection>,
@@ -506,7 +511,7 @@ async fn list_directory(
     let query = query.map_err(|error| bad_query(format!("the query may have `recursive`, which is true or false: {error}")))?;
     let answer = session.ask(Line::List(List { path, recursive: query.0.recursive, id: None })).await?;
     done(&answer)?;
-    Ok(json_response(&json!({ "entries": answer["entries"], "truncated": answer["truncated"] })))
+    buffered_json(front, &session.of.key, &json!({ "entries": answer["entries"], "truncated": answer["truncated"] }))
 }
 
 /// `GET /v1/sessions/{session}/files/{path}`: a file, or with a slash at its end a directory.
@@ -518,7 +523,7 @@ pub async fn read_file(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     if path.ends_with('/') {
-        return list_directory(&session, path.trim_end_matches('/').to_owned(), query).await;
+        return list_directory(&front, &session, path.trim_end_matches('/').to_owned(), query).await;
     }
     let range = headers.get(header::RANGE).and_then(|range| range.to_str().ok()).and_then(parse_range);
     let (first, last) = match range {

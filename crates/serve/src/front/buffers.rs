@@ -1,7 +1,8 @@
 //! The memory that requests and results may take together.
 //!
-//! What asks for more than is left gets a problem, and no result is cut. Of several keys none has more than
-//! half of it. A result counts when it is whole, and a part of a session's file when it has come: what a
+//! What asks for more than is left gets a problem, and no result is cut. An answer that may have more than some
+//! KiB counts until its last byte was written or its client has gone; a kept result has one copy for all who ask
+//! for it. Of several keys none has more than half of it. A result counts when it is whole, and a part of a session's file when it has come: what a
 //! worker is just sending is not counted, nor what hyper and the kernel hold of a connection.
 
 use std::{
@@ -78,6 +79,11 @@ impl Buffer {
         state.of_keys.insert(Arc::clone(&self.key), of_key);
         self.bytes += more;
         Ok(())
+    }
+
+    /// An empty one of the same key.
+    pub fn another(&self) -> Self {
+        self.buffers.buffer(&self.key)
     }
 
     /// How many it has room for.

@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::body::Bytes;
 use tokio::runtime::Handle;
 
 use super::{Front, RunNumber};
@@ -71,8 +72,8 @@ impl EventStream {
         Some(EventStream { front, number, log, reader: Some(reader), format })
     }
 
-    /// The next bytes; none at the end.
-    pub async fn next(&mut self) -> Option<Vec<u8>> {
+    /// The next bytes, in parts; none at the end.
+    pub async fn next(&mut self) -> Option<Vec<Bytes>> {
         self.reader.as_mut()?.next(self.format).await
     }
 }

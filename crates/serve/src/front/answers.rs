@@ -1,0 +1,102 @@
+//! Tests of what answers take of the memory for requests and results, asked by requests as they come.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use axum::{
+    body::Body,
+    http::{Request, Response},
+};
+use http_body_util::BodyExt;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use stockade_protocol::service::ListenerKind;
+
+use super::{
+    tests::{front, key, settings},
+    *,
+};
+use crate::http::{Peer, router};
+
+const MIB: usize = 1 << 20;
+
+/// The answer to a `GET` of the key, whose body is not read yet.
+async fn get(front: &Arc<Front>, path: &str) -> Response<Body> {
+    let mut request = Request::get(path).body(Body::empty()).unwrap();
+    request.extensions_mut().insert(Peer { kind: ListenerKind::Unix, uid: Some(1) });
+    TowerToHyperService::new(router(Arc::clone(front))).call(request).await.unwrap()
+}
+
+async fn frames(response: Response<Body>) -> Vec<Bytes> {
+    let (mut body, mut frames) = (response.into_body(), Vec::new());
+    while let Some(frame) = body.frame().await {
+        frames.push(frame.unwrap().into_data().unwrap());
+    }
+    frames
+}
+
+/// A front with one key and so much room, which keeps a run with these bytes of result.
+async fn front_with_kept(most: usize, result: usize) -> Arc<Front> {
+    let front = front(Settings { max_buffers: most as u64, ..settings(&[key("a")]) });
+    let log = Arc::new(RunLog::new(front.buffer("a"), 1 << 20));
+    log.accept("1", 0);
+    log.end(front.buffered("a", format!("{{\"output\":\"{}\"}}\n", "x".repeat(result)).into_bytes(), true));
+    let until = tokio::time::Instant::now() + Duration::from_secs(300);
+    front.keep("1".to_owned(), EndedRun { key: "a".to_owned(), log, until });
+    front
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_ask_for_a_kept_result_have_the_same_bytes_which_count_until_the_last_has_them() {
+    for path in ["/v1/runs/1", "/v1/runs/1/events"] {
+        let front = front_with_kept(4 * MIB, 3 * MIB).await;
+        let mut answers = Vec::new();
+        for _ in 0..50 {
+            let response = get(&front, path).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            let length = response.headers().get("content-length").map(|length| length.to_str().unwrap().parse::<usize>().unwrap());
+            let frames = frames(response).await;
+            let whole = frames.concat();
+            assert!(length.is_none_or(|length| length == whole.len()));
+            let last = whole.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).unwrap();
+            let value: Value = serde_json::from_slice(last).unwrap();
+            assert_eq!(value["result"]["output"].as_str().unwrap().len(), 3 * MIB);
+            answers.push(frames.into_iter().find(|frame| frame.len() > MIB).unwrap());
+        }
+        assert!(answers.iter().all(|answer| answer.as_ptr() == answers[0].as_ptr()), "{path}");
+        // It is kept no more, and the answers still count.
+        tokio::time::sleep(Duration::from_secs(310)).await;
+        assert_eq!(get(&front, path).await.status(), StatusCode::NOT_FOUND);
+        let room = |bytes| front.buffer("a").grow(bytes).is_ok();
+        assert!(room(MIB / 2) && !room(2 * MIB));
+        answers.truncate(1);
+        assert!(!room(2 * MIB));
+        // The control: there is room when the last has gone.
+        answers.clear();
+        assert!(room(4 * MIB));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_of_a_stream_count_until_they_are_written_and_the_next_waits_for_room() {
+    let front = front(Settings { max_buffers: MIB as u64, ..settings(&[key("a")]) });
+    let log = Arc::new(RunLog::new(front.buffer("a"), 1 << 20));
+    log.print(stockade_protocol::OutputStream::Stdout, &[b'z'; 60 << 10]);
+    log.end(Err(draining()));
+    let until = tokio::time::Instant::now() + Duration::from_secs(300);
+    front.keep("1".to_owned(), EndedRun { key: "a".to_owned(), log, until });
+    let (mut bodies, mut parts) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        let mut body = get(&front, "/v1/runs/1/events").await.into_body();
+        match tokio::time::timeout(Duration::from_secs(1), body.frame()).await {
+            Ok(part) => parts.push(part.unwrap().unwrap().into_data().unwrap()),
+            Err(_) => bodies.push(body),
+        }
+    }
+    assert!(parts.len() >= 5 && parts.iter().all(|part| part.len() > 60 << 10) && bodies.len() >= 5, "{} {}", parts.len(), bodies.len());
+    // The control: they go on, each from where it was.
+    parts.clear();
+    for body in bodies {
+        let whole = body.collect().await.unwrap().to_bytes();
+        assert_eq!(whole.iter().filter(|byte| **byte == b'z').count(), 60 << 10);
+    }
+    assert!(front.buffer("a").grow(MIB - (64 << 10)).is_ok());
+}
