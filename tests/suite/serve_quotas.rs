@@ -41,7 +41,7 @@ fn a_key_does_what_its_scopes_say_and_no_more() {
     let seen = service.ask("GET", all, &looker, &Value::Null).body["runs"].clone();
     assert_eq!((&seen[0]["run"], &seen[0]["key"], &seen[0]["state"]), (&json!(number), &json!("test"), &json!("running")));
     assert_eq!(service.ask("GET", &one, &looker, &Value::Null).body["key"], "test");
-    assert_eq!(service.ask("GET", all, &runner, &Value::Null).body, json!({"runs": []}));
+    assert_eq!(service.ask("GET", all, &runner, &Value::Null).body, json!({"runs": [], "truncated": false}));
     service.ask("GET", &one, &runner, &Value::Null).is(404, "no_such_run");
     // It neither runs nor cancels; who has `run` does the first, and the run's own key the second.
     let refused = run(&service, &looker, "print(1)");

@@ -160,12 +160,21 @@ pub struct About {
 /// Characters of a text that a request says of itself, and labels.
 const MAX_ABOUT: usize = 256;
 const MAX_LABELS: usize = 32;
+/// Bytes of all labels of a run, as JSON.
+const MAX_LABEL_BYTES: usize = 12 << 10;
+/// Runs in a list, and in what those are told first who watch.
+pub const MAX_LISTED: usize = 500;
 
 impl About {
     /// Cut to what is kept for those who look: a request may be long.
     pub fn of(language: Option<&str>, id: Option<&str>, labels: BTreeMap<String, String>) -> Self {
         let cut = |text: &str| text.chars().take(MAX_ABOUT).collect::<String>();
-        let labels = labels.into_iter().take(MAX_LABELS).map(|(name, value)| (cut(&name), cut(&value)));
+        let mut left = MAX_LABEL_BYTES;
+        let mut fits = |(name, value): &(String, String)| {
+            let bytes = Value::from(&**name).to_string().len() + Value::from(&**value).to_string().len();
+            left.checked_sub(bytes).map(|rest| left = rest).is_some()
+        };
+        let labels = labels.into_iter().take(MAX_LABELS).map(|(name, value)| (cut(&name), cut(&value))).filter(|label| fits(label));
         About { language: language.map(cut), id: id.map(cut), labels: labels.collect() }
     }
 }
@@ -366,7 +375,7 @@ impl Front {
         });
         let policies =
             policies.iter().map(|(name, size)| json!({ "name": name, "cpus": size.cpus as f64 / 1000.0, "memory_bytes": size.memory }));
-        let shown = json!({
+        let mut shown = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "capacity": {
                 "cpus": capacity.size.cpus as f64 / 1000.0,
@@ -377,15 +386,21 @@ impl Front {
             },
             "keys": keys.collect::<Vec<_>>(),
             "policies": policies.collect::<Vec<_>>(),
-            "runs": state.runs.iter().map(|(number, run)| show(number, run)).collect::<Vec<_>>(),
         });
+        let (runs, truncated) = state.newest(|_| true);
+        shown["runs"] = runs;
+        shown["truncated"] = truncated.into();
         (moment, shown)
     }
 
-    /// The runs that `shows` picks, as `show` words them.
-    pub fn runs<T>(&self, shows: impl Fn(&Run) -> bool, show: impl Fn(&RunNumber, &Run) -> T) -> Vec<T> {
-        let state = self.state();
-        state.runs.iter().filter(|(_, run)| shows(run)).map(|(number, run)| show(number, run)).collect()
+    /// The newest of the runs that `shows` picks, and whether there are more.
+    pub fn runs(&self, shows: impl Fn(&Run) -> bool) -> (Value, bool) {
+        self.state().newest(shows)
+    }
+
+    /// One that waits or runs, if `shows` picks it.
+    pub fn one_run(&self, number: &RunNumber, shows: impl Fn(&Run) -> bool) -> Option<Value> {
+        self.state().runs.get(number).filter(|run| shows(run)).map(|run| show(number, run))
     }
 
     /// What is told of a run of this key, which may have ended.
@@ -557,6 +572,14 @@ impl Front {
 }
 
 impl State {
+    /// At most [`MAX_LISTED`] of the runs that `shows` picks, the newest first, and whether there are more.
+    fn newest(&self, shows: impl Fn(&Run) -> bool) -> (Value, bool) {
+        let mut found: Vec<(&RunNumber, &Run)> = self.runs.iter().filter(|(_, run)| shows(run)).collect();
+        found.sort_unstable_by_key(|(_, run)| std::cmp::Reverse(run.came));
+        let truncated = found.len() > MAX_LISTED;
+        (found.iter().take(MAX_LISTED).map(|(number, run)| show(number, run)).collect(), truncated)
+    }
+
     /// Lets those begin whose turn it is, that fit, and that have a worker or a keeper.
     fn begin_all(&mut self) {
         while let Some(waiter) = self.again.pop_front() {

@@ -570,12 +570,12 @@ async fn list_runs(
     let query = query.map_err(|error| bad_query(format!("the query may have `state`, which is `waiting` or `running`: {error}")))?;
     let (visible, wanted) = (visible(&key), query.0.state);
     let is_wanted = |run: &crate::front::Run| wanted.is_none_or(|state| (state == RunState::Running) == run.began.is_some());
-    buffered_json(&front, &key.id, &json!({ "runs": front.runs(|run| visible(run) && is_wanted(run), show) }))
+    let (runs, truncated) = front.runs(|run| visible(run) && is_wanted(run));
+    buffered_json(&front, &key.id, &json!({ "runs": runs, "truncated": truncated }))
 }
 
 async fn one_run(State(front): Shared, KeyFor { key, .. }: KeyFor<Any>, Path(number): Path<String>) -> Result<Response, Problem> {
-    let found = front.runs(visible(&key), |found, run| (*found == number).then(|| show(found, run)));
-    if let Some(run) = found.into_iter().flatten().next() {
+    if let Some(run) = front.one_run(&number, visible(&key)) {
         return buffered_json(&front, &key.id, &run);
     }
     // One that has ended is kept for its own key alone.

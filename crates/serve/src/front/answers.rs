@@ -8,7 +8,7 @@ use axum::{
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use stockade_protocol::service::ListenerKind;
+use stockade_protocol::service::{ListenerKind, Scope};
 
 use super::{
     tests::{front, key, settings},
@@ -99,4 +99,54 @@ async fn parts_of_a_stream_count_until_they_are_written_and_the_next_waits_for_r
         assert_eq!(whole.iter().filter(|byte| **byte == b'z').count(), 60 << 10);
     }
     assert!(front.buffer("a").grow(MIB - (64 << 10)).is_ok());
+}
+
+/// A run of the key that waits, with these labels.
+fn waiting_run(front: &Arc<Front>, labels: &BTreeMap<String, String>) -> RunHandle {
+    let about = About::of(None, None, labels.clone());
+    let order = Order { about, ..super::tests::order(front, &key("a"), Duration::from_secs(60)) };
+    front.run(order).map_err(|(problem, _)| problem).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_of_runs_has_the_newest_alone_and_counts_until_it_is_written() {
+    let many = Key { waiting: 2000, scopes: vec![Scope::Run, Scope::Watch], ..key("a") };
+    let mut settings = settings(std::slice::from_ref(&many));
+    settings.capacity.waiting = 2000;
+    settings.max_buffers = 24 << 20;
+    let front = front(settings);
+    let labels = BTreeMap::from_iter((0..32).map(|number| (format!("{number:02}{}", "\u{1}".repeat(300)), "\u{1}".repeat(300))));
+    let mut runs: Vec<RunHandle> = (0..MAX_LISTED).map(|_| waiting_run(&front, &labels)).collect();
+    for truncated in [false, true] {
+        for path in ["/v1/runs", "/v1/watch"] {
+            let text = frames(get(&front, path).await).await.concat();
+            let list: Value = serde_json::from_slice(&text).unwrap();
+            let numbers: Vec<_> = list["runs"].as_array().unwrap().iter().map(|run| run["run"].as_str().unwrap().to_owned()).collect();
+            assert_eq!((numbers.len(), &list["truncated"]), (MAX_LISTED, &json!(truncated)), "{path}");
+            // The first one gives way to a newer one.
+            assert_eq!(numbers.contains(&runs[0].number), !truncated);
+            assert!(numbers.contains(&runs.last().unwrap().number));
+            assert!(text.len() < MAX_LISTED * (13 << 10), "{} bytes", text.len());
+        }
+        runs.push(waiting_run(&front, &BTreeMap::new()));
+    }
+    let (mut held, mut statuses) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        let response = get(&front, "/v1/runs").await;
+        statuses.push(response.status());
+        held.push(response);
+    }
+    assert!(statuses.starts_with(&[StatusCode::OK; 2]) && statuses.ends_with(&[StatusCode::SERVICE_UNAVAILABLE]), "{statuses:?}");
+    // The control: they make room when they are gone.
+    held.clear();
+    assert_eq!(get(&front, "/v1/runs").await.status(), StatusCode::OK);
+}
+
+#[test]
+fn labels_of_usual_length_are_shown_whole() {
+    let labels = BTreeMap::from_iter((0..32).map(|number| (format!("label{number:02}"), "x".repeat(100))));
+    assert_eq!(About::of(None, None, labels.clone()).labels, labels);
+    let long = BTreeMap::from([("a".to_owned(), "\u{1}".repeat(2000)), ("b".to_owned(), "é".repeat(2000))]);
+    let kept = About::of(None, None, long).labels;
+    assert_eq!((kept["a"].chars().count(), kept["b"].chars().count()), (256, 256));
 }

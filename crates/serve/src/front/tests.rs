@@ -88,7 +88,7 @@ impl Worker {
 }
 
 /// A request of a key that waits at most so long.
-fn order(front: &Front, key: &Key, wait: Duration) -> Order {
+pub fn order(front: &Front, key: &Key, wait: Duration) -> Order {
     static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let request = br#"{"code": "1"}"#.to_vec();
     let number = LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed).to_string();
