@@ -291,7 +291,7 @@ impl KeptSession {
 
     async fn operate(&self, line: Line) -> Result<Value, Problem> {
         let changes = matches!(line, Line::Write(_) | Line::Reset(_));
-        self.read(&self.session.ask_for_bytes(line).await?, changes)
+        self.read(&self.session.ask_for_bytes(line, Arc::clone(&self.buffer)).await?, changes)
     }
 
     /// `started`: whether what is answered has changed the session.

@@ -25,7 +25,7 @@ use stockade_protocol::{
     session::{Line, List, Only, Read, Remove, Write},
 };
 use tokio::{
-    sync::{OwnedMutexGuard, mpsc, oneshot},
+    sync::{OwnedMutexGuard, Semaphore, mpsc, oneshot},
     time::Instant,
 };
 
@@ -50,6 +50,8 @@ const MAX_OPENING: u64 = 64 << 10;
 const MAX_WRITTEN: u64 = 45 << 20;
 /// Bytes of a file that are read at once.
 const PART: u64 = 8 << 20;
+/// Operations of a session that go on or wait for their turn, runs aside.
+const MAX_OPERATIONS: usize = 256;
 const MAX_LABELS: usize = 64;
 /// The most bytes of them, as they go to the supervisor.
 const MAX_LABEL_BYTES: usize = 16 << 10;
@@ -60,6 +62,8 @@ pub struct Session {
     /// None: it is over.
     keeper: Arc<tokio::sync::Mutex<Option<WorkerLink>>>,
     used: Mutex<Instant>,
+    /// Room for so many operations more.
+    operations: Arc<Semaphore>,
     /// The messages of the Model Context Protocol that are being answered in it.
     pub calls: Calls,
 }
@@ -182,17 +186,44 @@ impl Session {
 
     /// Has its keeper do something that is no run.
     async fn ask(self: &Arc<Self>, line: Line) -> Result<Value, Problem> {
-        let session = Arc::clone(self);
-        to_its_end(async move { session.keeper().await?.ask_line(&line).await }).await
+        self.ask_held(line, ()).await
+    }
+
+    /// The same. `held` has the room of the line, and is dropped with it.
+    async fn ask_held(self: &Arc<Self>, line: Line, held: impl Send + 'static) -> Result<Value, Problem> {
+        let bytes = self.ask_for_bytes(line, held).await?;
+        serde_json::from_slice(&bytes).map_err(|error| failed(&error.to_string()))
     }
 
     /// The same; its answer as it came.
     ///
     /// # Errors
-    /// The session is over, or its keeper is lost.
-    pub async fn ask_for_bytes(self: &Arc<Self>, line: Line) -> Result<Vec<u8>, Problem> {
+    /// The session is over, or its keeper is lost, or too much waits for it.
+    pub async fn ask_for_bytes(self: &Arc<Self>, line: Line, held: impl Send + 'static) -> Result<Vec<u8>, Problem> {
         let session = Arc::clone(self);
-        to_its_end(async move { session.keeper().await?.ask_for_bytes(&line).await }).await
+        let operation = async move {
+            let answer = session.keeper().await?.ask_for_bytes(&line).await;
+            drop((line, held));
+            answer
+        };
+        self.to_its_end(operation).await
+    }
+
+    /// Does something of it to its end, whether or not its client still waits: an operation that is broken off
+    /// ends the session. What the operation has in memory belongs to it, and not to its client.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let Ok(room) = Arc::clone(&self.operations).try_acquire_owned() else {
+            let detail = format!("{MAX_OPERATIONS} operations of this session wait already; wait for some, or for its run");
+            return Err(Problem::new(StatusCode::CONFLICT, "session_busy", detail).after(1));
+        };
+        let operation = tokio::spawn(async move {
+            let _room = room;
+            operation.await
+        });
+        operation.await.map_err(|error| failed(&error.to_string()))?
     }
 
     fn show(&self) -> Value {
@@ -258,7 +289,8 @@ impl Sessions {
 
     fn begin(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) -> Arc<Session> {
         let keeper = Arc::new(tokio::sync::Mutex::new(Some(link)));
-        let session = Arc::new(Session { of, keeper, used: Mutex::new(Instant::now()), calls: Calls::default() });
+        let operations = Arc::new(Semaphore::new(MAX_OPERATIONS));
+        let session = Arc::new(Session { of, keeper, used: Mutex::new(Instant::now()), operations, calls: Calls::default() });
         lock(&self.open).insert(session.of.session.clone(), Arc::clone(&session));
         tokio::spawn(end_when_idle(Arc::clone(front), Arc::clone(&session)));
         session
@@ -305,12 +337,6 @@ impl Sessions {
         let link = tokio::time::timeout(BEGIN, begun).await.map_err(|_| failed("its keeper takes too long"))??;
         Ok(self.begin(front, of, link))
     }
-}
-
-/// Does something of a session to its end, whether or not its client still waits: an operation that is
-/// broken off ends the session.
-async fn to_its_end<T: Send + 'static>(operation: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<T, Problem> {
-    tokio::spawn(operation).await.map_err(|error| failed(&error.to_string()))?
 }
 
 /// Closes a session after its idle time, or when its keeper has ended.
@@ -531,7 +557,7 @@ pub async fn read_file(
         Some(Range::From(first, last)) => (first, last),
         Some(Range::Last(count)) => (size_of(&session, &path).await?.saturating_sub(count), None),
     };
-    let FileBytes { bytes, size, buffer } = to_its_end(read_all(front, session, path, first, last)).await?;
+    let FileBytes { bytes, size, buffer } = session.to_its_end(read_all(front, Arc::clone(&session), path, first, last)).await?;
     if range.is_some() && bytes.is_empty() && first >= size {
         let detail = format!("the file has {size} bytes");
         let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "bad_range", detail).into_response();
@@ -623,7 +649,7 @@ pub async fn write_file(
     buffer.grow(bytes.len() / 3 * 4)?;
     let contents = TextOrBase64::Base64(Base64 { base64: STANDARD.encode(bytes) });
     let line = Line::Write(Write { path, contents, append: false, whole: true, id: None });
-    done(&session.ask(line).await?)?;
+    done(&session.ask_held(line, buffer).await?)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -747,6 +773,64 @@ mod tests {
         open.sort();
         assert_eq!(numbers(&front), open);
         assert!(!is_closed(in_time_end) && !is_closed(adopted_end));
+    }
+
+    fn put(front: &Arc<Front>, session: &Arc<Session>, bytes: usize) -> tokio::task::JoinHandle<Result<StatusCode, Problem>> {
+        let body = axum::body::Body::from(vec![b'x'; bytes]);
+        let request = Request::put("/").header(header::CONTENT_TYPE, "application/octet-stream").body(body).unwrap();
+        let (of, path) = (OfSession(key("a"), Arc::clone(session)), Path((session.number().clone(), "f".to_owned())));
+        tokio::spawn(write_file(State(Arc::clone(front)), of, path, request))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_for_a_session_counts_after_its_client_has_gone_and_is_bounded() {
+        const MIB: usize = 1 << 20;
+        let settings = Settings { keys: vec![key("a")], max_body: 4 << 20, max_buffers: 16 << 20, ..Settings::default() };
+        let front = Arc::new(Front::new(settings, mpsc::unbounded_channel().0));
+        let of =
+            KeeperOf { session: "1".to_owned(), key: "a".to_owned(), policy: "p".to_owned(), idle_ms: 600_000, labels: BTreeMap::new() };
+        let (mut link, mut keeper) = keeper();
+        assert!(matches!(link.next().await, Ok(FromWorker::Idle(_))));
+        let session = front.sessions.begin(&front, of, link);
+        let room = |bytes: usize| front.buffer("a").grow(bytes).is_ok();
+        // As a run that goes on.
+        let run = Arc::clone(&session).keeper().await.unwrap();
+        let clients: Vec<_> = (0..2).map(|_| put(&front, &session, 3 * MIB)).collect();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        clients.iter().for_each(tokio::task::JoinHandle::abort);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!room(3 * MIB));
+        assert_eq!(put(&front, &session, 3 * MIB).await.unwrap().unwrap_err().reason, "buffers_full");
+        // What has no body is bounded in number.
+        let clients: Vec<_> = (2..MAX_OPERATIONS).map(|_| put(&front, &session, 0)).collect();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        clients.iter().for_each(tokio::task::JoinHandle::abort);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(put(&front, &session, 0).await.unwrap().unwrap_err().reason, "session_busy");
+        // The control: they end when the session is free, and all room is there again.
+        drop(run);
+        keeper.set_nonblocking(true).unwrap();
+        let (mut decoder, mut piece, mut served) = (FrameDecoder::default(), vec![0; MIB], 0);
+        while served < MAX_OPERATIONS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            while let Ok(length @ 1..) = keeper.read(&mut piece) {
+                decoder.push(&piece[..length]);
+            }
+            let mut line = Vec::new();
+            while let Some(message) = decoder.take::<ToWorker>().unwrap() {
+                if let ToWorker::Request(part) = message {
+                    line = part;
+                }
+            }
+            if line.ends_with(b"}") {
+                for message in [FromWorker::Result(b"{\"ok\":true}".to_vec()), FromWorker::End, FromWorker::Idle(None)] {
+                    std::io::Write::write_all(&mut keeper, &message.to_frame().unwrap()).unwrap();
+                }
+                served += 1;
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(room(16 * MIB) && session.operations.available_permits() == MAX_OPERATIONS);
     }
 
     #[test]
