@@ -144,6 +144,8 @@ pub struct Run {
     pub began: Option<Instant>,
     log: Arc<RunLog>,
     cancel: Option<oneshot::Sender<()>>,
+    /// Its `Idempotency-Key`.
+    name: Option<String>,
 }
 
 /// What a request says of itself, for those who look at runs.
@@ -512,9 +514,9 @@ impl Front {
             began: None,
             log: Arc::clone(&log),
             cancel: Some(cancel),
+            name: name.as_ref().map(|(name, _)| name.clone()),
         };
         if let Some((name, request)) = name {
-            state.named.retain(|_, named| named.log.strong_count() > 0);
             state.named.insert((run.key.clone(), name), Named { request, number: number.clone(), log: Arc::downgrade(&run.log) });
         }
         self.watch.changed(&number, &run);
@@ -544,6 +546,7 @@ impl Front {
         let (dropped, is_watched) = {
             let mut state = self.state();
             let dropped = state.kept.add(number, kept);
+            state.forget_names(&dropped);
             (dropped, std::mem::replace(&mut state.ends_kept, true))
         };
         drop(dropped);
@@ -565,13 +568,29 @@ impl Front {
             let Some(next) = next else { return };
             // One that is added meanwhile and goes sooner waits for this one.
             tokio::time::sleep_until(next.min(tokio::time::Instant::now() + LOOK_AT_KEPT)).await;
-            let over = self.state().kept.end(tokio::time::Instant::now());
+            let over = {
+                let mut state = self.state();
+                let over = state.kept.end(tokio::time::Instant::now());
+                state.forget_names(&over);
+                over
+            };
             drop(over);
         }
     }
 }
 
 impl State {
+    /// The names of runs that are kept no more go with them, unless a later request has them.
+    fn forget_names(&mut self, runs: &[EndedRun]) {
+        for run in runs {
+            let Some(name) = &run.name else { continue };
+            let of_run = (run.key.clone(), name.clone());
+            if self.named.get(&of_run).is_some_and(|named| std::ptr::eq(named.log.as_ptr(), Arc::as_ptr(&run.log))) {
+                self.named.remove(&of_run);
+            }
+        }
+    }
+
     /// At most [`MAX_LISTED`] of the runs that `shows` picks, the newest first, and whether there are more.
     fn newest(&self, shows: impl Fn(&Run) -> bool) -> (Value, bool) {
         let mut found: Vec<(&RunNumber, &Run)> = self.runs.iter().filter(|(_, run)| shows(run)).collect();

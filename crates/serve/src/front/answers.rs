@@ -40,7 +40,7 @@ async fn front_with_kept(most: usize, result: usize) -> Arc<Front> {
     log.accept("1", 0);
     log.end(front.buffered("a", format!("{{\"output\":\"{}\"}}\n", "x".repeat(result)).into_bytes(), true));
     let until = tokio::time::Instant::now() + Duration::from_secs(300);
-    front.keep("1".to_owned(), EndedRun { key: "a".to_owned(), log, until });
+    front.keep("1".to_owned(), EndedRun { key: "a".to_owned(), name: None, log, until });
     front
 }
 
@@ -82,7 +82,7 @@ async fn parts_of_a_stream_count_until_they_are_written_and_the_next_waits_for_r
     log.print(stockade_protocol::OutputStream::Stdout, &[b'z'; 60 << 10]);
     log.end(Err(draining()));
     let until = tokio::time::Instant::now() + Duration::from_secs(300);
-    front.keep("1".to_owned(), EndedRun { key: "a".to_owned(), log, until });
+    front.keep("1".to_owned(), EndedRun { key: "a".to_owned(), name: None, log, until });
     let (mut bodies, mut parts) = (Vec::new(), Vec::new());
     for _ in 0..20 {
         let mut body = get(&front, "/v1/runs/1/events").await.into_body();

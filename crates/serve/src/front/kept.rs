@@ -1,7 +1,7 @@
 //! The logs of runs that have ended, for clients that ask again.
 //!
 //! Each goes at its time, or sooner where all together are too large: then the one that would go first, of
-//! the key that has most. Each call looks at the keys that have some, never at all logs. Nothing here waits
+//! the key that has most. Of one key there are [`MAX_OF_KEY`] at most; then its own goes. Each call looks at the keys that have some, never at all logs. Nothing here waits
 //! by itself.
 
 use std::{
@@ -16,12 +16,16 @@ use crate::log::RunLog;
 
 /// The most bytes of all of them.
 const MAX_BYTES: usize = 64 << 20;
-/// What each takes beside its result: a problem has none.
-const OF_LOG: usize = 1 << 10;
+/// What each takes beside its result, with its name: a problem has none.
+const OF_LOG: usize = 2 << 10;
+/// Of one key.
+const MAX_OF_KEY: usize = 10_000;
 
 /// A run that has ended.
 pub(super) struct EndedRun {
     pub(super) key: String,
+    /// Its `Idempotency-Key`.
+    pub(super) name: Option<String>,
     pub(super) log: Arc<RunLog>,
     pub(super) until: Instant,
 }
@@ -58,9 +62,10 @@ impl KeptRuns {
         let of_key = self.of_keys.entry(run.key.clone()).or_default();
         of_key.bytes += bytes;
         of_key.order.insert((run.until, number.clone()));
+        let too_many = (of_key.order.len() > MAX_OF_KEY).then(|| of_key.order.first().cloned()).flatten();
         self.bytes += bytes;
         self.all.insert(number, KeptLog { run, bytes });
-        let mut dropped = Vec::new();
+        let mut dropped: Vec<_> = too_many.and_then(|(_, first)| self.remove(&first)).into_iter().collect();
         while self.bytes > MAX_BYTES
             && let Some(most) = self.of_keys.values().max_by_key(|of_key| of_key.bytes)
             && let Some((_, number)) = most.order.first().cloned()
@@ -110,7 +115,7 @@ mod tests {
     fn ended(key: &str, until: Instant, ending: Ending) -> EndedRun {
         let log = Arc::new(RunLog::new(Buffers::new(0, 1).buffer(key), 0));
         log.end(ending);
-        EndedRun { key: key.to_owned(), log, until }
+        EndedRun { key: key.to_owned(), name: None, log, until }
     }
 
     fn problem() -> Ending {
@@ -144,12 +149,24 @@ mod tests {
         // It is full, and what would go first has the small key.
         let dropped = kept.add("more".to_owned(), ended("small", until(1), whole(1 << 20)));
         assert_eq!(dropped.iter().map(|run| (&*run.key, run.until)).collect::<Vec<_>>(), [("large", until(38))]);
-        // Nothing but problems is bounded too.
-        let mut kept = KeptRuns::default();
-        for number in 0..MAX_BYTES / OF_LOG {
+    }
+
+    #[test]
+    fn problems_are_bounded_in_number_for_each_key_and_by_what_all_take() {
+        let (mut kept, now) = (KeptRuns::default(), Instant::now());
+        let until = |number: usize| now + Duration::from_secs(number as u64);
+        for number in 0..MAX_OF_KEY {
             assert!(kept.add(number.to_string(), ended("a", until(number), problem())).is_empty());
         }
         assert_eq!(kept.add("one more".to_owned(), ended("a", until(1 << 30), problem())).len(), 1);
-        assert!(kept.log("0", "a").is_none() && kept.all.len() == MAX_BYTES / OF_LOG);
+        assert!(kept.log("0", "a").is_none() && kept.log("1", "a").is_some() && kept.all.len() == MAX_OF_KEY);
+        // The control: another key has room of its own.
+        assert!(kept.add("other".to_owned(), ended("b", until(0), problem())).is_empty());
+        for key in ["b", "c", "d"] {
+            for number in 0..MAX_OF_KEY {
+                kept.add(format!("{key}{number}"), ended(key, until(number), problem()));
+            }
+        }
+        assert_eq!(kept.all.len(), MAX_BYTES / OF_LOG);
     }
 }

@@ -312,6 +312,30 @@ async fn the_log_of_a_run_goes_when_its_time_is_over() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_name_of_a_request_goes_with_its_log_and_not_with_that_of_an_earlier_one() {
+    let a = key("a");
+    let front = front(settings(std::slice::from_ref(&a)));
+    let keep = |seconds: u64| Duration::from_secs(seconds);
+    let named = |keep, hash| Order { keep, name: Some(("n".to_owned(), [hash; 32])), ..order(&front, &a, Duration::ZERO) };
+    // Nothing comes of the first, so that another may have its name.
+    for (keep, hash) in [(keep(10), 1), (keep(100), 2)] {
+        let run = front.run(named(keep, hash)).map_err(|(problem, _)| problem).unwrap();
+        assert_eq!(run.answer().await.unwrap_err().reason, "queue_timeout");
+    }
+    settle().await;
+    tokio::time::sleep(keep(15)).await;
+    let requests = || front.state().named.values().map(|named| named.request[0]).collect::<Vec<_>>();
+    assert_eq!(requests(), [2]);
+    tokio::time::sleep(keep(100)).await;
+    assert!(requests().is_empty());
+    // The control: one that goes on has its name.
+    let _run = front.run(Order { wait: Duration::from_secs(1000), ..named(keep(10), 3) }).map_err(|(problem, _)| problem).unwrap();
+    tokio::time::sleep(keep(100)).await;
+    assert_eq!(front.repeated("a", "n", &[3; 32]).err().unwrap().reason, "idempotency_in_flight");
+    assert_eq!(requests(), [3]);
+}
+
 #[test]
 fn a_worker_that_is_prepared_for_a_request_comes_before_one_for_none_and_that_before_others() {
     let prepared = |key: Option<&str>, policy: &str, languages: &[&str]| Prepared {

@@ -53,7 +53,7 @@ impl Drop for Place {
             run.log.end(Err(lost("its task has failed")));
         }
         if let Some(run) = run.filter(|_| !self.keep.is_zero()) {
-            let kept = EndedRun { key: run.key, log: run.log, until: tokio::time::Instant::now() + self.keep };
+            let kept = EndedRun { key: run.key, name: run.name, log: run.log, until: tokio::time::Instant::now() + self.keep };
             self.front.keep(self.number.clone(), kept);
         }
         self.front.ended.notify_waiters();
