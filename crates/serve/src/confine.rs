@@ -4,7 +4,7 @@
 //! open, and use memory: it opens no file, connects nowhere, and starts and
 //! signals no process. Code that takes it over has what all keys together may have.
 
-use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*};
+use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, net, numbers::*};
 
 /// Connections, workers and some.
 const DESCRIPTORS: u64 = 8192;
@@ -28,6 +28,12 @@ const WRITES_ALONE: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ign
 /// `shutdown(2)`.
 const SHUT_WR: u32 = 1;
 
+/// What is set of a connection, and nothing of a listener that the next front has too, such as a filter of packets.
+const NO_DELAY_ALONE: &[ArgumentCheck] = &[
+    ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[net::IPPROTO_TCP as u32] },
+    ArgumentCheck::OneOf { argument: 2, ignored: 0, values: &[net::TCP_NODELAY] },
+];
+
 const CALLS: [CallRule; 45] = [
     any(__NR_read),
     any(__NR_write),
@@ -41,7 +47,6 @@ const CALLS: [CallRule; 45] = [
     // The runtime's own, between two of its parts: it leads nowhere.
     any(__NR_socketpair),
     any(__NR_getsockopt),
-    any(__NR_setsockopt),
     any(__NR_getsockname),
     any(__NR_getpeername),
     any(__NR_close),
@@ -72,6 +77,7 @@ const CALLS: [CallRule; 45] = [
     any(__NR_exit),
     any(__NR_exit_group),
     CallRule { number: __NR_shutdown, checks: WRITES_ALONE },
+    CallRule { number: __NR_setsockopt, checks: NO_DELAY_ALONE },
     CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
     CallRule { number: __NR_ioctl, checks: NON_BLOCKING },
     CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
@@ -100,6 +106,11 @@ mod tests {
         assert!(rule(__NR_sendto).is_some() && rule(__NR_writev).is_some());
         let checks = rule(__NR_shutdown).map(|rule| rule.checks);
         assert!(matches!(checks, Some([ArgumentCheck::OneOf { argument: 1, ignored: 0, values: [SHUT_WR] }])));
+        // Of options TCP_NODELAY alone, by level and name: `IP_MINTTL` of a listener would end it for all.
+        let options = CALLS.iter().filter(|rule| rule.number == __NR_setsockopt).map(|rule| rule.checks).collect::<Vec<_>>();
+        let [[level, name]] = options.as_slice() else { panic!("{options:?}") };
+        assert!(matches!(level, ArgumentCheck::OneOf { argument: 1, ignored: 0, values: [6] }), "{level:?}");
+        assert!(matches!(name, ArgumentCheck::OneOf { argument: 2, ignored: 0, values: [1] }), "{name:?}");
     }
 
     /// `sendmmsg(2)` on x86-64.
