@@ -363,6 +363,45 @@ fn a_front_that_dies_is_replaced_and_its_runs_end() {
     assert!(service.end().contains("the front has ended"));
 }
 
+test!(Both, a_front_that_takes_more_memory_than_it_may_is_replaced);
+fn a_front_that_takes_more_memory_than_it_may_is_replaced() {
+    let mut service = Service::with("[limits]\nbody = \"32MiB\"\nbuffers = \"64MiB\"\n", "");
+    let front = service.processes("stockade-serve")[0];
+    let number_of = |file: &str, name: &str| -> u64 {
+        let text = fs::read_to_string(format!("/proc/{front}/{file}")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let most = |buffers: u64| (2 * buffers + 512) << 20;
+    assert_eq!(number_of("limits", "Max data size"), most(64));
+    // It changes with the settings.
+    let file = service.place.0.join("serve.toml");
+    fs::write(&file, fs::read_to_string(&file).unwrap().replace("64MiB", "128MiB")).unwrap();
+    service.signal("HUP");
+    assert!(eventually(scaled(Duration::from_secs(5)), || number_of("limits", "Max data size") == most(128)), "{}", service.log());
+    // The control: a request of this size has room.
+    let code = format!("print(1)\n#{}", "x".repeat(24 << 20));
+    service.run(&code).ran("1\n");
+    // As if the front had more than it counts: that ends it, and not the host.
+    let little = (number_of("status", "VmData:") << 10) + (4 << 20);
+    let limit = ["prlimit", "--pid", &front.to_string(), &format!("--data={little}:")].map(str::to_owned);
+    // Its own user may, and root perhaps not.
+    let ids = [format!("--reuid={}", number_of("status", "Uid:")), format!("--regid={}", number_of("status", "Gid:"))];
+    let (program, arguments): (_, Vec<String>) =
+        if is_root() { ("setpriv", [&ids[..], &["--clear-groups".to_owned()], &limit].concat()) } else { ("prlimit", limit[1..].to_vec()) };
+    assert!(Command::new(program).args(arguments).status().unwrap().success());
+    let body = json!({ "code": code }).to_string();
+    let mut stream = service.connect();
+    let fields = [&*format!("Authorization: Bearer {}", service.token), "Content-Type: application/json"];
+    let request = head("POST", "/v1/run", &fields, body.len()) + &body;
+    // It breaks off where the front ends.
+    let _sent = stream.write_all(request.as_bytes());
+    let is_replaced = || service.processes("stockade-serve").first().is_some_and(|pid| *pid != front) && service.get("/live").is_some();
+    assert!(eventually(scaled(Duration::from_secs(10)), is_replaced), "{}", service.log());
+    service.run(&code).ran("1\n");
+    assert!(service.end().contains("the front has ended"));
+}
+
 test!(Both, a_worker_that_dies_is_replaced_and_its_client_hears_of_it);
 fn a_worker_that_dies_is_replaced_and_its_client_hears_of_it() {
     let service = Service::with("[capacity]\ncpus = 1\n", "");

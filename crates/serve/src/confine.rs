@@ -4,6 +4,10 @@
 //! open, and use memory: it opens no file, connects nowhere, and starts and
 //! signals no process. Code that takes it over has what all keys together may have.
 
+use rustix::{
+    io::Errno,
+    process::{Rlimit, getrlimit, setrlimit},
+};
 use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, net, numbers::*};
 
 /// Connections, workers and some.
@@ -34,7 +38,17 @@ const NO_DELAY_ALONE: &[ArgumentCheck] = &[
     ArgumentCheck::OneOf { argument: 2, ignored: 0, values: &[net::TCP_NODELAY] },
 ];
 
-const CALLS: [CallRule; 45] = [
+/// The front's own limit of memory, which changes with the settings.
+const OWN_DATA_ALONE: &[ArgumentCheck] = &[
+    ArgumentCheck::OneOf { argument: 0, ignored: 0, values: &[0] },
+    ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[RLIMIT_DATA] },
+];
+
+/// What the front has beside requests and results: runs, sessions and connections, and results that are just
+/// being sent.
+const BESIDE_BUFFERS: u64 = 512 << 20;
+
+const CALLS: [CallRule; 46] = [
     any(__NR_read),
     any(__NR_write),
     any(__NR_readv),
@@ -78,6 +92,7 @@ const CALLS: [CallRule; 45] = [
     any(__NR_exit_group),
     CallRule { number: __NR_shutdown, checks: WRITES_ALONE },
     CallRule { number: __NR_setsockopt, checks: NO_DELAY_ALONE },
+    CallRule { number: __NR_prlimit64, checks: OWN_DATA_ALONE },
     CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
     CallRule { number: __NR_ioctl, checks: NON_BLOCKING },
     CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
@@ -92,6 +107,19 @@ pub fn confine(run_as: Option<(u32, u32)>) -> Result<(), LockdownError> {
     let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, calls: &CALLS };
     lockdown.begin()?;
     lockdown.finish()
+}
+
+/// Limits the memory of the front by that of requests and results, which what grows can hold twice (a vector
+/// doubles). What is counted never comes so far: this ends a front that takes more than it counts, and another
+/// replaces it. Code that takes the front over can raise it.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn limit_memory(max_buffers: u64) -> Result<(), Errno> {
+    let before = getrlimit(rustix::process::Resource::Data);
+    let most = max_buffers.saturating_mul(2).saturating_add(BESIDE_BUFFERS);
+    let current = Some(before.maximum.map_or(most, |maximum| most.min(maximum)));
+    setrlimit(rustix::process::Resource::Data, Rlimit { current, ..before })
 }
 
 #[cfg(test)]

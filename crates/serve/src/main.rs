@@ -91,6 +91,7 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
             (FromSupervisor::SettingsPart(part), ..) => settings.extend(part),
             (FromSupervisor::SettingsEnd, _, known) => {
                 let new: Settings = serde_json::from_slice(&std::mem::take(&mut settings)).context("the supervisor's settings")?;
+                confine::limit_memory(new.max_buffers).context("a limit of its memory")?;
                 match known {
                     Some(front) => front.change(new),
                     None => front = Some(Arc::new(Front::new(new, wish.clone()))),
