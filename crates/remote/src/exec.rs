@@ -20,6 +20,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use stockade_protocol::{
+    MAX_REQUEST,
     ending::Ending,
     form::{ResultForm, exit_status},
     text::{escape_line, is_hidden, visible},
@@ -34,8 +35,6 @@ use crate::{
     signals, warn,
 };
 
-/// The largest request.
-const MAX_REQUEST: u64 = 64 << 20;
 /// The longest problem.
 const MAX_PROBLEM: u64 = 1 << 20;
 /// How long a request that is to be cancelled has for its number.
@@ -129,8 +128,8 @@ fn begin(client: &Arc<Client>, number: &Arc<OnceLock<String>>, policy: Option<St
 
 fn read_request() -> Result<Vec<u8>, RemoteError> {
     let mut request = Vec::new();
-    io::stdin().lock().take(MAX_REQUEST + 1).read_to_end(&mut request).map_err(RemoteError::RequestUnreadable)?;
-    if request.len() as u64 > MAX_REQUEST { Err(RemoteError::RequestTooLarge) } else { Ok(request) }
+    io::stdin().lock().take(MAX_REQUEST as u64 + 1).read_to_end(&mut request).map_err(RemoteError::RequestUnreadable)?;
+    if request.len() > MAX_REQUEST { Err(RemoteError::RequestTooLarge) } else { Ok(request) }
 }
 
 /// Asks for the end of a run. Its result says whether that was heard.

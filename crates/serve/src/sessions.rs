@@ -41,7 +41,6 @@ use crate::{
 
 /// How long a session is kept that does not say.
 const IDLE: Duration = Duration::from_secs(600);
-const MAX_IDLE: Duration = Duration::from_secs(86_400);
 /// How long a keeper may take to begin.
 const BEGIN: Duration = Duration::from_secs(30);
 /// The most bytes of a body that opens a session.
@@ -52,9 +51,6 @@ const MAX_WRITTEN: u64 = 45 << 20;
 const PART: u64 = 8 << 20;
 /// Operations of a session that go on or wait for their turn, runs aside.
 const MAX_OPERATIONS: usize = 256;
-const MAX_LABELS: usize = 64;
-/// The most bytes of them, as they go to the supervisor.
-const MAX_LABEL_BYTES: usize = 16 << 10;
 
 /// A session.
 pub struct Session {
@@ -407,8 +403,9 @@ pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, requ
     })?;
     let policy = policy_of(&key, policy)?;
     let idle = idle_of(idle.as_deref()).map_err(|why| bad(why.to_owned()))?;
-    if labels.len() > MAX_LABELS || serde_json::to_vec(&labels).is_ok_and(|text| text.len() > MAX_LABEL_BYTES) {
-        return Err(bad(format!("`labels` has at most {MAX_LABELS}, and together they take at most {MAX_LABEL_BYTES} bytes of JSON")));
+    let (most, bytes) = (KeeperOf::MAX_LABELS, KeeperOf::MAX_LABEL_BYTES);
+    if labels.len() > most || serde_json::to_vec(&labels).is_ok_and(|text| text.len() > bytes) {
+        return Err(bad(format!("`labels` has at most {most}, and together they take at most {bytes} bytes of JSON")));
     }
     let session = open_for(front, key, policy, idle, labels).await?;
     let mut response = json_response(&session.show());
@@ -422,7 +419,7 @@ pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, requ
 pub fn idle_of(asked: Option<&str>) -> Result<Duration, &'static str> {
     match asked.map(|idle| LimitKey::Wall.parse_text(idle)) {
         None => Ok(IDLE),
-        Some(Ok(Some(ms))) if (1000..=MAX_IDLE.as_millis() as u64).contains(&ms) => Ok(Duration::from_millis(ms)),
+        Some(Ok(Some(ms))) if (1000..=KeeperOf::MAX_IDLE_MS).contains(&ms) => Ok(Duration::from_millis(ms)),
         Some(_) => Err("`idle` is a duration such as \"10min\"; \"1s\" to \"24h\""),
     }
 }

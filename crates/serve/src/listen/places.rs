@@ -8,13 +8,15 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use tokio::{
     sync::{Notify, oneshot},
     time::Instant,
 };
+
+use crate::lock::lock;
 
 /// The places of one socket.
 pub struct Places {
@@ -52,7 +54,7 @@ impl Places {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing that holds it panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A place for a new connection, which closes when the receiver ends.

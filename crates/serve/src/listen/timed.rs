@@ -8,7 +8,7 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use super::places::Place;
+use crate::lock::lock;
 
 /// How long a connection may ask for nothing.
 pub const IDLE_TIME: Duration = Duration::from_secs(60);
@@ -59,7 +60,7 @@ impl Exchange {
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
         // Nothing that holds it panics.
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.phase)
     }
 
     /// A head is whole.

@@ -539,12 +539,11 @@ impl Group<'_, '_> {
 
     /// Starts the keepers that the front asks for: some at a time, as there may be no end of them.
     fn serve_front(&mut self) {
-        for count in 1.. {
-            self.front_says_more = count > KEEPERS_AT_A_TIME;
-            if self.front_says_more {
-                break;
-            }
-            let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::receive) else { break };
+        let mut asked = 0;
+        while asked < KEEPERS_AT_A_TIME
+            && let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::receive)
+        {
+            asked += 1;
             let session = of.session.clone();
             let is_full = self.is_full(&of);
             let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
@@ -555,6 +554,7 @@ impl Group<'_, '_> {
                 front.kill();
             }
         }
+        self.front_says_more = asked == KEEPERS_AT_A_TIME;
     }
 
     /// Whether the front may have this keeper: its word alone is not enough.
