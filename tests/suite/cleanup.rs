@@ -18,6 +18,7 @@ use crate::support::{
         cgroups_of, dead_records, host_process_with, mounts, names, no_process_is_left, processes, processes_around,
         the_next_start_has_swept,
     },
+    policy_dir::{PolicyDirectory, derived},
     runner::{directory, eventually, test},
 };
 
@@ -142,6 +143,28 @@ fn the_sweep_touches_no_run_that_is_alive() {
     }
     crate::support::exec::write_file(&scratch.join("stop"), "");
     ExecResult::of(alive.wait_with_output().unwrap()).succeeded().expect(json!({"output": "1\n"}));
+}
+
+test!(serial RootOnly, a_start_that_sees_no_cgroups_forgets_none);
+fn a_start_that_sees_no_cgroups_forgets_none() {
+    let scratch = scratch();
+    let request = json!({"code": "import time\nopen('running', 'w').close()\ntime.sleep(60)", "scratch": text(&scratch)});
+    let mut child = kill_when_running(&request, &scratch.join("running"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let launchers = BTreeSet::from([child.id()]);
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("without", &derived("[degrade]\nroot = { add = [\"cgroup\"] }"));
+    let sweep = |script: &str| {
+        let (program, script) = (program_path().unwrap(), format!("{script}; exec \"$0\" exec --policy \"$1\""));
+        let mut command = run_under(&["unshare", "--mount", "sh", "-c", &script, text(&program), &policy]);
+        ExecResult::of(run_with_stdin(&mut command, br#"{"code": ""}"#)).succeeded()["receipt"]["degraded"].clone()
+    };
+    assert_eq!(sweep("mount -t tmpfs none /sys/fs/cgroup"), json!(["cgroup"]));
+    assert!(!cgroups_of(&launchers).is_empty() && !dead_records().is_empty(), "{:?}", dead_records());
+    // The control: one that sees them removes them.
+    assert_eq!(sweep("true"), json!([]));
+    the_next_start_has_swept(&launchers);
 }
 
 test!(serial Both, the_sweep_removes_only_what_is_a_programs_file);

@@ -225,10 +225,10 @@ fn whichever_thread_is_given_a_signal_it_ends_by_it() {
         let mut child = start(&mut stockade(["exec", "--markdown"]), b"```python\nprint('x' * 400_000)\n```\n");
         assert!(eventually(Duration::from_secs(20), || is_printing(child.id())));
         let pid = child.id();
-        let taking: Vec<u32> = threads_of(pid).into_iter().filter(|thread| !blocks_sigterm(pid, *thread)).collect();
-        let Some(thread) = taking.get(nth) else {
-            // It began, waits for signals, and prints.
-            assert_eq!(nth, 3);
+        // It began, waits for signals, and prints; one that starts another blocks all signals meanwhile.
+        let taking = || threads_of(pid).into_iter().filter(|thread| !blocks_sigterm(pid, *thread)).collect::<Vec<u32>>();
+        assert!(eventually(Duration::from_secs(10), || taking().len() == 3), "{:?}", taking());
+        let Some(thread) = taking().get(nth).copied() else {
             child.kill().unwrap();
             child.wait().unwrap();
             break;

@@ -51,7 +51,8 @@ fn remove_cgroup(path: &Path, until: Instant) -> bool {
     }
     loop {
         match rustix::fs::rmdir(path) {
-            Ok(()) | Err(Errno::NOENT) => return true,
+            Ok(()) => return true,
+            Err(Errno::NOENT) => return cgroups_are_seen(path),
             Err(Errno::BUSY) => {
                 if let Ok(kill) = openat(CWD, path.join("cgroup.kill"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                     let _waits_for_it_anyway = rustix::io::write(&kill, b"1");
@@ -64,6 +65,14 @@ fn remove_cgroup(path: &Path, until: Instant) -> bool {
             Err(_) => return false,
         }
     }
+}
+
+/// Whether a cgroup that is not there is gone: a start in a mount namespace may have another file
+/// system in place of the cgroups, or none.
+fn cgroups_are_seen(path: &Path) -> bool {
+    const MAGIC: [i64; 2] = [0x0027_e0eb, 0x6367_7270];
+    let nearest = path.ancestors().find_map(|path| rustix::fs::statfs(path).ok());
+    nearest.is_some_and(|found| MAGIC.contains(&found.f_type))
 }
 
 /// Removes a program's file, and only such a file: no link is followed, so that a
