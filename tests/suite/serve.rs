@@ -418,6 +418,40 @@ fn a_worker_that_dies_is_replaced_and_its_client_hears_of_it() {
     assert!(service.end().contains("a worker has ended"));
 }
 
+test!(Both, workers_that_are_killed_as_they_come_end_no_service);
+fn workers_that_are_killed_as_they_come_end_no_service() {
+    let service = Service::with("[capacity]\ncpus = 1\n", "");
+    // More than may fail at their start.
+    for _ in 0..8 {
+        service.run("print(1)").ran("1\n");
+        let workers = service.processes("stockade serve-worker");
+        assert_eq!(workers.len(), 1);
+        kill(workers[0], "KILL");
+    }
+    service.run("print(2)").ran("2\n");
+    assert!(service.end().contains("is replaced (signal: 9 (SIGKILL))"));
+}
+
+test!(Both, an_answer_that_is_being_read_is_whole_when_the_service_ends);
+fn an_answer_that_is_being_read_is_whole_when_the_service_ends() {
+    for (drain, is_whole) in [("20s", true), ("100ms", false)] {
+        let service = Service::with(&format!("[limits]\ndrain = \"{drain}\"\n"), "");
+        // More than the sockets hold.
+        let body = json!({"code": "print('x' * (3 << 20))", "limits": {"output_size": "4MiB"}}).to_string();
+        let fields = [&*format!("Authorization: Bearer {}", service.token), "Content-Type: application/json"];
+        let mut stream = service.connect();
+        stream.write_all((head("POST", "/v1/run", &fields, body.len()) + &body).as_bytes()).unwrap();
+        let mut said = vec![0; 100];
+        stream.read_exact(&mut said).unwrap();
+        service.signal("TERM");
+        // The supervisor's own patience, beyond that of the file.
+        std::thread::sleep(Duration::from_secs(if is_whole { 2 } else { 8 }));
+        let _cut = stream.read_to_end(&mut said);
+        assert_eq!(said.len() > 3 << 20 && said.ends_with(b"}\n"), is_whole, "{drain}: {}", said.len());
+        service.end();
+    }
+}
+
 test!(Both, a_service_that_is_told_to_end_answers_what_runs);
 fn a_service_that_is_told_to_end_answers_what_runs() {
     let service = Service::with("[limits]\ndrain = \"2s\"\n", "");

@@ -90,8 +90,8 @@ impl Runner {
         Options { policy: Some(policy.to_owned()), key: Some(key.to_owned()), ..self.base.clone() }
     }
 
-    /// Runs one JSON request, for as long as its client waits. Always gives a result. It is that of a run
-    /// for which nothing was prepared, but for what copies of a template have in common.
+    /// Runs one JSON request, for as long as its client waits. Always gives a result, which does not
+    /// depend on what was prepared, but for what copies of a template have in common.
     pub fn run(&mut self, key: &str, policy: &str, request: &[u8], client: &mut dyn Client) -> Report {
         let options = self.options(key, policy);
         let (request, loaded) = (admit::parse_request(request), load_policy(&options).map(Rc::new));
@@ -114,7 +114,11 @@ impl Runner {
                 self.pool = Pool::default();
                 Pool::never(NotPrestarted::AnotherKey)
             }
-            (Some((of, _, why)), _) if of == policy && self.pool.is_empty() => Pool::never(why.clone()),
+            (Some((of, sha256, why)), _)
+                if of == policy && self.pool.is_empty() && loaded.is_ok_and(|loaded| loaded.policy.sha256 == *sha256) =>
+            {
+                Pool::never(why.clone())
+            }
             _ => std::mem::take(&mut self.pool),
         };
         let ahead = Ahead { prepares: true, pool: pool.with(template), standing: Some(&self.standing), ..Ahead::default() };

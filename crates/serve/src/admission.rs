@@ -4,7 +4,8 @@
 //! weight; a key's own requests begin in the order in which they came. The request whose turn it is
 //! begins as soon as it fits into what the runs together may use, and none passes it meanwhile: a
 //! large one is not kept waiting by small ones. Time is given to every call, and nothing here
-//! waits by itself.
+//! waits by itself. Only a run without a session needs an idle worker: where there is none, the run of a session
+//! may pass it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -43,8 +44,18 @@ pub enum NotAdmitted {
 struct Queued {
     ticket: Ticket,
     size: RunSize,
-    /// It could begin. One of a session cannot while another runs there.
-    is_ready: bool,
+    needs: Needs,
+}
+
+/// What a request needs to begin, beside its turn and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// An idle worker.
+    Worker,
+    /// The keeper of its session, in which another runs.
+    Keeper,
+    /// Nothing: it has its keeper.
+    Nothing,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +95,8 @@ pub struct Admission {
     running: BTreeMap<Ticket, (String, RunSize)>,
     /// Whose turn it is, while its request does not fit yet.
     next: Option<String>,
+    /// There is an idle worker.
+    has_worker: bool,
     last: u64,
 }
 
@@ -97,6 +110,7 @@ impl Admission {
             keys: BTreeMap::new(),
             running: BTreeMap::new(),
             next: None,
+            has_worker: false,
             last: 0,
         };
         admission.change(capacity, keys);
@@ -108,6 +122,8 @@ impl Admission {
     pub fn change(&mut self, capacity: Capacity, keys: &[Key]) -> Vec<(Ticket, NotAdmitted)> {
         self.capacity = capacity;
         self.quotas = keys.iter().map(|key| (key.id.clone(), key.clone())).collect();
+        // What a key has used it has used also when it comes back; one that has gone and has nothing here is forgotten.
+        self.keys.retain(|key, state| self.quotas.contains_key(key) || state.running > 0 || !state.waiting.is_empty());
         let mut hopeless = Vec::new();
         for (key, state) in &self.keys {
             let why = |size| match self.quotas.contains_key(key) {
@@ -129,11 +145,11 @@ impl Admission {
         size.cpus > self.capacity.size.cpus || size.memory > self.capacity.size.memory
     }
 
-    /// Lets a request in, which then waits for its turn. It has none before it is ready.
+    /// Lets a request in, which then waits for its turn. It has none before it has what it needs.
     ///
     /// # Errors
     /// It may not even wait.
-    pub fn ask(&mut self, key: &str, size: RunSize, is_ready: bool, now: Instant) -> Result<Ticket, NotAdmitted> {
+    pub fn ask(&mut self, key: &str, size: RunSize, needs: Needs, now: Instant) -> Result<Ticket, NotAdmitted> {
         if self.exceeds(size) {
             return Err(NotAdmitted::NeverFits);
         }
@@ -164,23 +180,25 @@ impl Admission {
         if quota.runs_per_minute.is_some() {
             state.recent.push_back(now);
         }
-        state.waiting.push_back(Queued { ticket, size, is_ready });
+        state.waiting.push_back(Queued { ticket, size, needs });
         Ok(ticket)
     }
 
-    /// A request that waits could begin now.
-    pub fn make_ready(&mut self, ticket: Ticket) {
+    /// A request that waits has its keeper.
+    pub fn has_keeper(&mut self, ticket: Ticket) {
         let mut waiting = self.keys.values_mut().flat_map(|state| &mut state.waiting);
-        waiting.find(|waiting| waiting.ticket == ticket).into_iter().for_each(|waiting| waiting.is_ready = true);
+        waiting.find(|waiting| waiting.ticket == ticket).into_iter().for_each(|waiting| waiting.needs = Needs::Nothing);
     }
 
-    /// The request whose turn it is, if it fits. It has its turn until it begins.
-    pub fn next(&mut self) -> Option<Ticket> {
+    /// The request whose turn it is, if it fits. It has its turn until it begins. `has_worker`: there is an idle
+    /// one.
+    pub fn next(&mut self, has_worker: bool) -> Option<Ticket> {
+        self.has_worker = has_worker;
         let key = match self.next.take().filter(|key| self.may_begin(key)) {
             Some(key) => key,
             None => self.turn()?,
         };
-        let Queued { ticket, size, .. } = *self.keys.get(&key)?.waiting.iter().find(|waiting| waiting.is_ready)?;
+        let Queued { ticket, size, .. } = *self.keys.get(&key)?.waiting.iter().find(|waiting| self.has_all(waiting))?;
         self.next = Some(key);
         let fits = |used: u64, more: u64, most: u64| used.checked_add(more).is_some_and(|sum| sum <= most);
         let whole = self.capacity.size;
@@ -202,10 +220,18 @@ impl Admission {
         self.running.insert(ticket, (key, size));
     }
 
+    fn has_all(&self, waiting: &Queued) -> bool {
+        match waiting.needs {
+            Needs::Worker => self.has_worker,
+            Needs::Keeper => false,
+            Needs::Nothing => true,
+        }
+    }
+
     /// Whether a key has a request that could begin, and fewer running than it may.
     fn may_begin(&self, key: &str) -> bool {
         let most = self.quotas.get(key).map_or(0, |quota| quota.running);
-        self.keys.get(key).is_some_and(|state| state.running < most && state.waiting.iter().any(|waiting| waiting.is_ready))
+        self.keys.get(key).is_some_and(|state| state.running < most && state.waiting.iter().any(|waiting| self.has_all(waiting)))
     }
 
     /// The keys that have a request which could begin.
@@ -318,7 +344,7 @@ mod tests {
     }
 
     fn begin_next(admission: &mut Admission) -> Option<Ticket> {
-        admission.next().inspect(|ticket| admission.begin(*ticket))
+        admission.next(true).inspect(|ticket| admission.begin(*ticket))
     }
 
     #[test]
@@ -328,7 +354,7 @@ mod tests {
         let mut of = BTreeMap::new();
         for _ in 0..40 {
             for name in ["a", "b"] {
-                of.insert(admission.ask(name, size(1), true, now).unwrap(), name);
+                of.insert(admission.ask(name, size(1), Needs::Worker, now).unwrap(), name);
             }
         }
         let (mut begun, mut last) = (Vec::new(), BTreeMap::new());
@@ -349,11 +375,11 @@ mod tests {
     fn a_large_request_is_not_passed_by_small_ones() {
         let mut admission = admission(4, &[key("large", 1, 9), key("small", 1, 9)]);
         let now = Instant::now();
-        let mut small = || admission.ask("small", size(1), true, now).unwrap();
+        let mut small = || admission.ask("small", size(1), Needs::Worker, now).unwrap();
         let first = small();
         assert_eq!(begin_next(&mut admission), Some(first));
-        let large = admission.ask("large", size(4), true, now).unwrap();
-        let second = admission.ask("small", size(1), true, now).unwrap();
+        let large = admission.ask("large", size(4), Needs::Worker, now).unwrap();
+        let second = admission.ask("small", size(1), Needs::Worker, now).unwrap();
         // It is the large one's turn, since the small one had the last.
         assert_eq!(begin_next(&mut admission), None);
         admission.end(first);
@@ -369,19 +395,19 @@ mod tests {
             let mut admission = admission(4, &[key("a", 1, 9), key("b", 1, 9)]);
             let now = Instant::now();
             let running = ["a", "b"].map(|name| {
-                let ticket = admission.ask(name, size(1), true, now).unwrap();
+                let ticket = admission.ask(name, size(1), Needs::Worker, now).unwrap();
                 assert_eq!(begin_next(&mut admission), Some(ticket));
                 ticket
             });
-            let mut of = BTreeMap::from([(admission.ask("b", size(4), true, now).unwrap(), "b")]);
+            let mut of = BTreeMap::from([(admission.ask("b", size(4), Needs::Worker, now).unwrap(), "b")]);
             if cancelled {
-                let gone = admission.ask("a", size(4), true, now).unwrap();
+                let gone = admission.ask("a", size(4), Needs::Worker, now).unwrap();
                 assert_eq!(begin_next(&mut admission), None, "it is a's turn, and it does not fit");
                 admission.end(gone);
                 assert_eq!(begin_next(&mut admission), None, "now it is b's");
             }
             for name in ["a", "b", "a", "b", "a"] {
-                of.insert(admission.ask(name, size(4), true, now).unwrap(), name);
+                of.insert(admission.ask(name, size(4), Needs::Worker, now).unwrap(), name);
             }
             running.iter().for_each(|ticket| admission.end(*ticket));
             let mut begun = Vec::new();
@@ -403,23 +429,23 @@ mod tests {
         let now = Instant::now();
         let at = |seconds: u64| now + Duration::from_secs(seconds);
         for second in [0, 10, 20] {
-            admission.ask("rate", size(1), true, at(second)).unwrap();
+            admission.ask("rate", size(1), Needs::Worker, at(second)).unwrap();
         }
         // After a reload fewer may be than were: the second of them is in the way, too.
         admission
             .change(admission.capacity, &[Key { runs_per_minute: Some(2), ..rate }, Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) }]);
-        assert_eq!(admission.ask("rate", size(1), true, at(30)), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
-        assert!(admission.ask("rate", size(1), true, at(69)).is_err());
-        assert!(admission.ask("rate", size(1), true, at(70)).is_ok());
-        admission.ask("cpu", size(1), true, now).unwrap();
+        assert_eq!(admission.ask("rate", size(1), Needs::Worker, at(30)), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
+        assert!(admission.ask("rate", size(1), Needs::Worker, at(69)).is_err());
+        assert!(admission.ask("rate", size(1), Needs::Worker, at(70)).is_ok());
+        admission.ask("cpu", size(1), Needs::Worker, now).unwrap();
         for (second, ms) in [(0, 10), (10, 150), (20, 30), (30, 60)] {
             admission.spend("cpu", ms, at(second));
         }
         // The first alone makes no room, and the second does.
         let after = Duration::from_secs(3600 + 10 - 40);
-        assert_eq!(admission.ask("cpu", size(1), true, at(40)), Err(NotAdmitted::KeyCpu(after)));
-        assert!(admission.ask("cpu", size(1), true, at(3609)).is_err());
-        assert!(admission.ask("cpu", size(1), true, at(3610)).is_ok());
+        assert_eq!(admission.ask("cpu", size(1), Needs::Worker, at(40)), Err(NotAdmitted::KeyCpu(after)));
+        assert!(admission.ask("cpu", size(1), Needs::Worker, at(3609)).is_err());
+        assert!(admission.ask("cpu", size(1), Needs::Worker, at(3610)).is_ok());
     }
 
     #[test]
@@ -429,24 +455,24 @@ mod tests {
         let cpu = Key { cpu_per_hour: Some(100), ..key("cpu", 1, 9) };
         let mut admission = admission(8, &[rate, short, cpu]);
         let now = Instant::now();
-        assert_eq!(admission.ask("short", size(9), true, now), Err(NotAdmitted::NeverFits));
-        assert_eq!(admission.ask("unknown", size(1), true, now), Err(NotAdmitted::KeyGone));
+        assert_eq!(admission.ask("short", size(9), Needs::Worker, now), Err(NotAdmitted::NeverFits));
+        assert_eq!(admission.ask("unknown", size(1), Needs::Worker, now), Err(NotAdmitted::KeyGone));
         for _ in 0..2 {
-            assert!(admission.ask("rate", size(1), true, now).is_ok());
+            assert!(admission.ask("rate", size(1), Needs::Worker, now).is_ok());
         }
         let later = now + Duration::from_secs(20);
-        assert_eq!(admission.ask("rate", size(1), true, later), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
-        assert!(admission.ask("rate", size(1), true, now + MINUTE).is_ok());
-        assert!(admission.ask("cpu", size(1), true, now).is_ok());
+        assert_eq!(admission.ask("rate", size(1), Needs::Worker, later), Err(NotAdmitted::KeyRate(Duration::from_secs(40))));
+        assert!(admission.ask("rate", size(1), Needs::Worker, now + MINUTE).is_ok());
+        assert!(admission.ask("cpu", size(1), Needs::Worker, now).is_ok());
         admission.spend("cpu", 60, now);
-        assert!(admission.ask("cpu", size(1), true, later).is_ok());
+        assert!(admission.ask("cpu", size(1), Needs::Worker, later).is_ok());
         admission.spend("cpu", 40, later);
-        assert_eq!(admission.ask("cpu", size(1), true, later), Err(NotAdmitted::KeyCpu(HOUR - Duration::from_secs(20))));
-        assert!(admission.ask("cpu", size(1), true, now + HOUR).is_ok());
-        let first = admission.ask("short", size(1), true, now).unwrap();
-        assert_eq!(admission.ask("short", size(1), true, now), Err(NotAdmitted::KeyQueue));
+        assert_eq!(admission.ask("cpu", size(1), Needs::Worker, later), Err(NotAdmitted::KeyCpu(HOUR - Duration::from_secs(20))));
+        assert!(admission.ask("cpu", size(1), Needs::Worker, now + HOUR).is_ok());
+        let first = admission.ask("short", size(1), Needs::Worker, now).unwrap();
+        assert_eq!(admission.ask("short", size(1), Needs::Worker, now), Err(NotAdmitted::KeyQueue));
         while begin_next(&mut admission).is_some() {}
-        let second = admission.ask("short", size(1), true, now).unwrap();
+        let second = admission.ask("short", size(1), Needs::Worker, now).unwrap();
         assert_eq!((begin_next(&mut admission), admission.of_key("short")), (None, (1, 1)), "one may run at a time");
         admission.end(first);
         assert_eq!(begin_next(&mut admission), Some(second));
@@ -456,19 +482,33 @@ mod tests {
     fn what_cannot_begin_yet_holds_nothing_and_keeps_nobody() {
         let mut admission = admission(2, &[key("session", 1, 9), key("other", 1, 9)]);
         let now = Instant::now();
-        let first = admission.ask("session", size(1), true, now).unwrap();
-        let second = admission.ask("session", size(1), false, now).unwrap();
+        let first = admission.ask("session", size(1), Needs::Worker, now).unwrap();
+        let second = admission.ask("session", size(1), Needs::Keeper, now).unwrap();
         assert_eq!(begin_next(&mut admission), Some(first));
         assert_eq!(begin_next(&mut admission), None, "its session is in use");
-        let third = admission.ask("session", size(1), true, now).unwrap();
+        let third = admission.ask("session", size(1), Needs::Worker, now).unwrap();
         assert_eq!(begin_next(&mut admission), Some(third));
-        let other = admission.ask("other", size(1), true, now).unwrap();
+        let other = admission.ask("other", size(1), Needs::Worker, now).unwrap();
         admission.end(first);
         assert_eq!(begin_next(&mut admission), Some(other));
-        admission.make_ready(second);
+        admission.has_keeper(second);
         assert_eq!(begin_next(&mut admission), None, "nothing is free");
         admission.end(other);
         assert_eq!(begin_next(&mut admission), Some(second));
+    }
+
+    #[test]
+    fn the_run_of_a_session_needs_no_worker() {
+        let mut admission = admission(2, &[key("a", 1, 9), key("b", 1, 9)]);
+        let now = Instant::now();
+        let first = admission.ask("a", size(1), Needs::Worker, now).unwrap();
+        let of_session = admission.ask("b", size(1), Needs::Keeper, now).unwrap();
+        admission.has_keeper(of_session);
+        assert_eq!(admission.next(false), Some(of_session));
+        admission.begin(of_session);
+        assert_eq!(admission.next(false), None);
+        // The control: with a worker the other begins.
+        assert_eq!(begin_next(&mut admission), Some(first));
     }
 
     #[test]
@@ -476,10 +516,10 @@ mod tests {
         let keys = [key("a", 1, 9), key("b", 1, 9), key("c", 1, 9)];
         let mut admission = admission(8, &keys);
         let now = Instant::now();
-        let first = admission.ask("a", size(8), true, now).unwrap();
-        let large = admission.ask("a", size(8), true, now).unwrap();
-        let small = admission.ask("b", size(1), true, now).unwrap();
-        let gone = admission.ask("c", size(1), true, now).unwrap();
+        let first = admission.ask("a", size(8), Needs::Worker, now).unwrap();
+        let large = admission.ask("a", size(8), Needs::Worker, now).unwrap();
+        let small = admission.ask("b", size(1), Needs::Worker, now).unwrap();
+        let gone = admission.ask("c", size(1), Needs::Worker, now).unwrap();
         assert_eq!(begin_next(&mut admission), Some(first));
         let smaller = Capacity { size: size(4), ..admission.capacity };
         assert_eq!(admission.change(smaller, &keys[..2]), [(large, NotAdmitted::NeverFits), (gone, NotAdmitted::KeyGone)]);
@@ -493,8 +533,9 @@ mod tests {
     fn all_that_was_used_is_given_back() {
         let mut admission = admission(3, &[key("a", 2, 9), key("b", 1, 2)]);
         let now = Instant::now();
-        let tickets: Vec<_> =
-            (0..60).filter_map(|number| admission.ask(["a", "b"][number % 2], size(1 + number as u64 % 3), true, now).ok()).collect();
+        let tickets: Vec<_> = (0..60)
+            .filter_map(|number| admission.ask(["a", "b"][number % 2], size(1 + number as u64 % 3), Needs::Worker, now).ok())
+            .collect();
         let mut begun = 0;
         for ticket in &tickets {
             while begin_next(&mut admission).is_some() {
@@ -511,11 +552,11 @@ mod tests {
     fn a_full_queue_takes_no_more() {
         let mut admission = Admission::new(Capacity { size: size(1), waiting: 2, queue_ms: 1, sessions: 1 }, &[key("a", 1, 1)]);
         let now = Instant::now();
-        assert!(admission.ask("a", size(1), true, now).is_ok());
-        let second = admission.ask("a", size(1), true, now).unwrap();
-        assert_eq!(admission.ask("a", size(1), true, now), Err(NotAdmitted::QueueFull));
+        assert!(admission.ask("a", size(1), Needs::Worker, now).is_ok());
+        let second = admission.ask("a", size(1), Needs::Worker, now).unwrap();
+        assert_eq!(admission.ask("a", size(1), Needs::Worker, now), Err(NotAdmitted::QueueFull));
         // One that gives up makes room.
         admission.end(second);
-        assert!(admission.ask("a", size(1), true, now).is_ok());
+        assert!(admission.ask("a", size(1), Needs::Worker, now).is_ok());
     }
 }

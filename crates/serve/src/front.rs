@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use crate::{
-    admission::{Admission, NotAdmitted, Ticket},
+    admission::{Admission, Needs, NotAdmitted, Ticket},
     http::{policy_of, show},
     keys,
     link::WorkerLink,
@@ -53,6 +53,8 @@ pub use {
 /// A run's number at the front.
 pub type RunNumber = String;
 
+/// How often the front looks, at its end, whether answers are still to be written.
+const LOOK_AT_ANSWERS: Duration = Duration::from_millis(20);
 /// How late the log of a run goes whose time is over.
 const LOOK_AT_KEPT: Duration = Duration::from_secs(1);
 
@@ -223,7 +225,8 @@ impl Front {
     /// One that has no worker yet.
     pub fn new(settings: Settings, wishes: mpsc::UnboundedSender<FromFront>) -> Self {
         let admission = Admission::new(settings.capacity, &settings.keys);
-        let buffers = Buffers::new(settings.max_buffers, settings.keys.len());
+        let buffers = Buffers::new(settings.max_buffers, settings.keys.len(), settings.max_body);
+        let kept = KeptRuns::new(settings.max_buffers);
         let state = State {
             settings: Arc::new(settings),
             admission,
@@ -231,7 +234,7 @@ impl Front {
             again: VecDeque::new(),
             idle: Vec::new(),
             runs: BTreeMap::new(),
-            kept: KeptRuns::default(),
+            kept,
             ends_kept: false,
             named: BTreeMap::new(),
             draining: false,
@@ -252,7 +255,8 @@ impl Front {
     /// Takes other settings, for all requests that wait and all that come from now on.
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
-        self.buffers.change(settings.max_buffers, settings.keys.len());
+        self.buffers.change(settings.max_buffers, settings.keys.len(), settings.max_body);
+        state.kept.change(settings.max_buffers);
         state.settings = Arc::new(settings);
         let State { settings, admission, waiters, runs, .. } = &mut *state;
         for (ticket, waiter) in waiters {
@@ -311,6 +315,16 @@ impl Front {
                 return;
             }
             ended.await;
+        }
+    }
+
+    /// Returns when no answer of more than some KiB is still to be written.
+    pub async fn all_answered(&self) {
+        while !self.buffers.are_empty() {
+            // Nobody asks for a result any more.
+            let kept = std::mem::replace(&mut self.state().kept, KeptRuns::new(0));
+            drop(kept);
+            tokio::time::sleep(LOOK_AT_ANSWERS).await;
         }
     }
 
@@ -462,9 +476,9 @@ impl Front {
     }
 
     /// A request that waited for its keeper has it.
-    fn make_ready(&self, ticket: Ticket) {
+    fn has_keeper(&self, ticket: Ticket) {
         let mut state = self.state();
-        state.admission.make_ready(ticket);
+        state.admission.has_keeper(ticket);
         state.begin_all();
     }
 
@@ -491,10 +505,11 @@ impl Front {
         let mut state = self.state();
         let position = state.admission.waiting();
         let size = order.size.under(&state.settings, &order.policy);
+        let needs = if order.session.is_some() { Needs::Keeper } else { Needs::Worker };
         let asked = if state.draining {
             Err(draining())
         } else {
-            state.admission.ask(&order.key.id, size, order.session.is_none(), came).map_err(|why| state.not_admitted(why, &order.key.id))
+            state.admission.ask(&order.key.id, size, needs, came).map_err(|why| state.not_admitted(why, &order.key.id))
         };
         let ticket = match asked {
             Ok(ticket) => ticket,
@@ -613,7 +628,8 @@ impl State {
             self.hand_over(waiter, Some(worker));
         }
         while !self.draining
-            && let Some(ticket) = self.admission.next()
+            && let has_worker = self.has_idle()
+            && let Some(ticket) = self.admission.next(has_worker)
         {
             if self.refuse(ticket, State::revoked) {
                 continue;
@@ -621,7 +637,8 @@ impl State {
             let worker = match self.waiters.get(&ticket) {
                 Some(waiter) if !waiter.has_keeper => {
                     let asks = waiter.request.asks.clone();
-                    let Some(worker) = self.take_idle(&asks) else { return };
+                    // It has ended just now: then it is another's turn.
+                    let Some(worker) = self.take_idle(&asks) else { continue };
                     Some(worker)
                 }
                 _ => None,
@@ -660,6 +677,11 @@ impl State {
     /// for some moments.
     fn forget_ended_workers(&mut self) {
         self.idle.retain(|(worker, _)| worker.is_there());
+    }
+
+    fn has_idle(&mut self) -> bool {
+        self.idle.retain_mut(|(worker, prepared)| worker.is_idle(prepared) && worker.is_there());
+        !self.idle.is_empty()
     }
 
     /// The best idle worker for a request, by what each has prepared now. Those that have ended are dropped.

@@ -43,7 +43,7 @@ const HEAD_FIELDS: usize = 64;
 const UNREAD: Duration = Duration::from_secs(20);
 /// After a connection was refused for want of something.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long answers may take that are being written when the service ends.
+/// How long small answers may take that are being written when the service ends.
 pub const LAST_ANSWERS: Duration = Duration::from_millis(200);
 
 /// Accepts connections at a socket, until the task is aborted.

@@ -131,6 +131,11 @@ impl RunLog {
         });
     }
 
+    /// How many bytes of output it has.
+    pub fn output(&self) -> usize {
+        self.state().kept
+    }
+
     /// Whether the program may have run.
     pub fn has_started(&self) -> bool {
         self.state().started

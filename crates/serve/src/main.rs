@@ -117,7 +117,8 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 // Their sockets close with them.
                 listeners.drain(..).for_each(|listener| listener.abort());
                 front.drained().await;
-                // Answers that are being written have a moment.
+                // The supervisor says when it waits no longer. Small answers have a moment.
+                front.all_answered().await;
                 tokio::time::sleep(listen::LAST_ANSWERS).await;
                 return Ok(());
             }

@@ -39,7 +39,7 @@ use crate::{
     http::{Shared, bad_query, check_type, new_number, policy_of, read, read_request},
     lock::lock,
     problem::Problem,
-    sessions::{Session, close_session, idle_of, open_for},
+    sessions::{Session, close_to_its_end, idle_of, open_for},
 };
 
 use message::Message;
@@ -140,7 +140,7 @@ pub async fn delete(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, he
         return Err(Problem::new(StatusCode::BAD_REQUEST, "bad_http", "`Mcp-Session-Id` names the session to be closed"));
     };
     session.calls.cancel_all();
-    close_session(&front, &session).await;
+    close_to_its_end(front, session).await;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -242,18 +242,18 @@ impl Metrics {
     fn register(&mut self) {
         let registry = &mut self.registry;
         registry.register("runs", "Runs with a result", self.runs.clone());
-        registry.register("runs_running", "Runs at workers", self.running.clone());
-        registry.register("runs_waiting", "Requests that wait for a worker", self.waiting.clone());
-        registry.register_with_unit("queue", "How long requests waited that a worker got", Unit::Seconds, self.queue.clone());
-        registry.register_with_unit("start", "From the worker to the program's start", Unit::Seconds, self.start.clone());
-        registry.register_with_unit("run", "From the program's start to its end", Unit::Seconds, self.run.clone());
+        registry.register("runs_running", "Runs that have begun, those of sessions included", self.running.clone());
+        registry.register("runs_waiting", "Requests in the queue", self.waiting.clone());
+        registry.register_with_unit("queue", "Time in the queue of requests that began", Unit::Seconds, self.queue.clone());
+        registry.register_with_unit("start", "From the end of the queue to the start of the program", Unit::Seconds, self.start.clone());
+        registry.register_with_unit("run", "From the start of the program to its end", Unit::Seconds, self.run.clone());
         registry.register_with_unit("run_cpu", "CPU time of runs and of their compilers", Unit::Seconds, self.cpu.clone());
         registry.register("requests", "Answered requests", self.requests.clone());
-        registry.register("refused", "Problems that were answered", self.refused.clone());
-        registry.register("denials", "What runs were refused inside", self.denials.clone());
+        registry.register("refused", "Error responses by their reason", self.refused.clone());
+        registry.register("denials", "What sandboxes refused to programs", self.denials.clone());
         registry.register("workers", "Workers", self.workers.clone());
         registry.register("worker_restarts", "Workers that were started in place of others", self.restarts.clone());
-        registry.register_with_unit("memory_reserved", "Memory that the runs at workers may use", Unit::Bytes, self.memory.clone());
+        registry.register_with_unit("memory_reserved", "Memory that the runs may use that have begun", Unit::Bytes, self.memory.clone());
         registry.register("sessions", "Sessions that are open", self.sessions.clone());
         registry.register("audit_failures", "Results whose run is not in the audit log", self.audit_failures.clone());
     }
@@ -318,8 +318,8 @@ impl Metrics {
         // A run of a session has no worker.
         let running = now.running.min(now.workers.saturating_sub(now.idle));
         // Those that clear up after a run, start, or are being replaced.
-        let between = now.workers.saturating_sub(now.idle + running);
-        for (state, count) in [("idle", now.idle), ("running", running), ("between", between)] {
+        let not_ready = now.workers.saturating_sub(now.idle + running);
+        for (state, count) in [("idle", now.idle), ("running", running), ("not_ready", not_ready)] {
             self.workers.get_or_create(&StateLabel { state }).set(number(count));
         }
         let restarts = self.arrived.get().saturating_sub(now.workers);
@@ -378,7 +378,7 @@ mod tests {
             r#"stockade_denials_total{kind="other"} 1"#,
             r#"stockade_workers{state="idle"} 2"#,
             r#"stockade_workers{state="running"} 1"#,
-            r#"stockade_workers{state="between"} 1"#,
+            r#"stockade_workers{state="not_ready"} 1"#,
             "stockade_worker_restarts_total 1",
             "stockade_memory_reserved_bytes 512",
             "stockade_sessions 3",

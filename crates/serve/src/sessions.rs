@@ -353,8 +353,14 @@ async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
     close_session(&front, &session).await;
 }
 
-/// Ends a session. A run of it goes on to its end, unless it is cancelled.
-pub async fn close_session(front: &Front, session: &Session) {
+/// Ends a session, whether or not its client still waits for that. A run of it goes on to its end, unless it is
+/// cancelled.
+pub async fn close_to_its_end(front: Arc<Front>, session: Arc<Session>) {
+    // It ends in any case: nothing in it panics.
+    let _closed = tokio::spawn(async move { close_session(&front, &session).await }).await;
+}
+
+async fn close_session(front: &Front, session: &Session) {
     let mut keeper = session.keeper.lock().await;
     if let Some(mut keeper) = keeper.take() {
         close_keeper(&mut keeper).await;
@@ -415,7 +421,7 @@ pub async fn open(State(front): Shared, KeyFor { key, .. }: KeyFor<ToKeep>, requ
     Ok(response)
 }
 
-/// How long a session is kept of which this is asked.
+/// How long a session is kept, by what its request says.
 pub fn idle_of(asked: Option<&str>) -> Result<Duration, &'static str> {
     match asked.map(|idle| LimitKey::Wall.parse_text(idle)) {
         None => Ok(IDLE),
@@ -458,7 +464,7 @@ pub async fn show(OfSession(_, session): OfSession) -> Response {
 
 /// `DELETE /v1/sessions/{session}`.
 pub async fn close(State(front): Shared, OfSession(_, session): OfSession) -> StatusCode {
-    close_session(&front, &session).await;
+    close_to_its_end(front, session).await;
     StatusCode::NO_CONTENT
 }
 
@@ -828,6 +834,26 @@ mod tests {
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(room(16 * MIB) && session.operations.available_permits() == MAX_OPERATIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_closed_also_where_its_client_has_gone() {
+        let (front, _wishes) = front(1);
+        let of =
+            KeeperOf { session: "1".to_owned(), key: "a".to_owned(), policy: "p".to_owned(), idle_ms: 600_000, labels: BTreeMap::new() };
+        let (mut link, its_end) = keeper();
+        assert!(matches!(link.next().await, Ok(FromWorker::Idle(_))));
+        let session = front.sessions.begin(&front, of, link);
+        // As a run that goes on.
+        let run = Arc::clone(&session).keeper().await.unwrap();
+        let client = tokio::spawn(close(State(Arc::clone(&front)), OfSession(key("a"), Arc::clone(&session))));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        client.abort();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(numbers(&front), ["1"]);
+        drop(run);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(numbers(&front).is_empty() && is_closed(its_end));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! `stockade serve`: the supervisor, and the workers that have the launcher's rights.
 //!
-//! The supervisor starts one front, which has no rights and speaks HTTP, and workers, which each
-//! run one request at a time. Front and workers talk over sockets that the supervisor made. A worker
-//! takes what the front says for hostile: it runs what the table of keys permits, and nothing else.
-//! All of them end with the supervisor.
+//! The supervisor starts one front, which has no rights and speaks HTTP, workers, which each run one
+//! request at a time, a keeper for each session, and one process at a time that makes the image of a
+//! template. Front and workers talk over sockets that the supervisor made. A worker takes what the
+//! front says for hostile: it runs what the table of keys permits, and nothing else. All of them end
+//! with the supervisor; keepers alone outlive a front.
 
 mod keeper;
 mod notify;

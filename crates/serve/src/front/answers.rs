@@ -47,7 +47,7 @@ async fn front_with_kept(most: usize, result: usize) -> Arc<Front> {
 #[tokio::test(start_paused = true)]
 async fn all_who_ask_for_a_kept_result_have_the_same_bytes_which_count_until_the_last_has_them() {
     for path in ["/v1/runs/1", "/v1/runs/1/events"] {
-        let front = front_with_kept(4 * MIB, 3 * MIB).await;
+        let front = front_with_kept(16 * MIB, 3 * MIB).await;
         let mut answers = Vec::new();
         for _ in 0..50 {
             let response = get(&front, path).await;
@@ -66,12 +66,12 @@ async fn all_who_ask_for_a_kept_result_have_the_same_bytes_which_count_until_the
         tokio::time::sleep(Duration::from_secs(310)).await;
         assert_eq!(get(&front, path).await.status(), StatusCode::NOT_FOUND);
         let room = |bytes| front.buffer("a").grow(bytes).is_ok();
-        assert!(room(MIB / 2) && !room(2 * MIB));
+        assert!(room(12 * MIB) && !room(14 * MIB));
         answers.truncate(1);
-        assert!(!room(2 * MIB));
+        assert!(!room(14 * MIB));
         // The control: there is room when the last has gone.
         answers.clear();
-        assert!(room(4 * MIB));
+        assert!(room(16 * MIB));
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! What asks for more than is left gets a problem, and no result is cut. An answer that may have more than some
 //! KiB counts until its last byte was written or its client has gone; a kept result has one copy for all who ask
-//! for it. Of several keys none has more than half of it. A result counts when it is whole, and a part of a session's file when it has come: what a
-//! worker is just sending is not counted, nor what hyper and the kernel hold of a connection.
+//! for it. Of several keys none has more than half of it, or than the largest body where that is more. A result
+//! counts when it is whole, and a part of a session's file when it has come: what a worker is just sending is not
+//! counted, nor what hyper and the kernel hold of a connection.
 
 use std::{
     collections::BTreeMap,
@@ -27,16 +28,21 @@ struct State {
 
 impl Buffers {
     /// None is used yet.
-    pub(super) fn new(most: u64, keys: usize) -> Arc<Self> {
+    pub(super) fn new(most: u64, keys: usize, body: u64) -> Arc<Self> {
         let buffers = Buffers(Mutex::new(State { most, most_of_key: 0, used: 0, of_keys: BTreeMap::new() }));
-        buffers.change(most, keys);
+        buffers.change(most, keys, body);
         Arc::new(buffers)
     }
 
-    /// There may be so many from now on, for so many keys.
-    pub(super) fn change(&self, most: u64, keys: usize) {
+    /// There may be so many from now on, for so many keys, whose bodies have at most so many.
+    pub(super) fn change(&self, most: u64, keys: usize, body: u64) {
         let mut state = self.state();
-        (state.most, state.most_of_key) = (most, if keys > 1 { most / 2 } else { most });
+        (state.most, state.most_of_key) = (most, if keys > 1 { body.clamp(most / 2, most) } else { most });
+    }
+
+    /// Whether nothing is in memory.
+    pub(super) fn are_empty(&self) -> bool {
+        self.state().used == 0
     }
 
     /// An empty one of a key.
@@ -137,7 +143,7 @@ mod tests {
 
     #[test]
     fn no_key_takes_the_room_of_all() {
-        let buffers = Buffers::new(100, 2);
+        let buffers = Buffers::new(100, 2, 10);
         let (mut one, mut more, mut other) = (buffers.buffer("a"), buffers.buffer("a"), buffers.buffer("b"));
         one.grow(30).unwrap();
         more.grow(20).unwrap();
@@ -154,8 +160,12 @@ mod tests {
         drop(held);
         buffers.buffer("a").grow(50).unwrap();
         // A key that is alone has all.
-        buffers.change(100, 1);
+        buffers.change(100, 1, 10);
         buffers.buffer("a").grow(100).unwrap();
+        // The largest body finds room, however many keys there are.
+        buffers.change(100, 2, 70);
+        buffers.buffer("a").grow(70).unwrap();
+        assert!(buffers.buffer("a").grow(71).is_err());
         assert!(buffers.state().used == 0 && buffers.state().of_keys.is_empty());
     }
 }

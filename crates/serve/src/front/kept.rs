@@ -1,8 +1,8 @@
 //! The logs of runs that have ended, for clients that ask again.
 //!
 //! Each goes at its time, or sooner where all together are too large: then the one that would go first, of
-//! the key that has most. Of one key there are [`MAX_OF_KEY`] at most; then its own goes. Each call looks at the keys that have some, never at all logs. Nothing here waits
-//! by itself.
+//! the key that has most. Of one key there are [`MAX_OF_KEY`] at most; then its own goes. Each call looks at the
+//! keys that have some, never at all logs. Nothing here waits by itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use super::RunNumber;
 use crate::log::RunLog;
 
-/// The most bytes of all of them.
+/// The most bytes of all of them, or a quarter of what requests and results may take, if that is less.
 const MAX_BYTES: usize = 64 << 20;
-/// What each takes beside its result, with its name: a problem has none.
+/// What each takes beside its result and its output, with its name: a problem has none.
 const OF_LOG: usize = 2 << 10;
 /// Of one key.
 const MAX_OF_KEY: usize = 10_000;
@@ -43,14 +43,26 @@ struct OfKey {
 }
 
 /// All that are kept.
-#[derive(Default)]
 pub(super) struct KeptRuns {
+    most: usize,
     all: BTreeMap<RunNumber, KeptLog>,
     of_keys: BTreeMap<String, OfKey>,
     bytes: usize,
 }
 
 impl KeptRuns {
+    /// None yet, where requests and results may have so many bytes.
+    pub(super) fn new(buffers: u64) -> Self {
+        let mut kept = KeptRuns { most: 0, all: BTreeMap::new(), of_keys: BTreeMap::new(), bytes: 0 };
+        kept.change(buffers);
+        kept
+    }
+
+    /// Requests and results may have so many bytes from now on.
+    pub(super) fn change(&mut self, buffers: u64) {
+        self.most = usize::try_from(buffers / 4).unwrap_or(MAX_BYTES).min(MAX_BYTES);
+    }
+
     /// The log of a key's run.
     pub(super) fn log(&self, number: &str, key: &str) -> Option<&Arc<RunLog>> {
         self.all.get(number).filter(|kept| kept.run.key == key).map(|kept| &kept.run.log)
@@ -58,7 +70,7 @@ impl KeptRuns {
 
     /// Keeps a run. Those that go for it, and itself where it is too large.
     pub(super) fn add(&mut self, number: RunNumber, run: EndedRun) -> Vec<EndedRun> {
-        let bytes = OF_LOG + run.log.ending().and_then(Result::ok).map_or(0, |result| result.len());
+        let bytes = OF_LOG + run.log.output() + run.log.ending().and_then(Result::ok).map_or(0, |result| result.len());
         let of_key = self.of_keys.entry(run.key.clone()).or_default();
         of_key.bytes += bytes;
         of_key.order.insert((run.until, number.clone()));
@@ -66,7 +78,7 @@ impl KeptRuns {
         self.bytes += bytes;
         self.all.insert(number, KeptLog { run, bytes });
         let mut dropped: Vec<_> = too_many.and_then(|(_, first)| self.remove(&first)).into_iter().collect();
-        while self.bytes > MAX_BYTES
+        while self.bytes > self.most
             && let Some(most) = self.of_keys.values().max_by_key(|of_key| of_key.bytes)
             && let Some((_, number)) = most.order.first().cloned()
         {
@@ -113,7 +125,7 @@ mod tests {
     use crate::{front::buffers::Buffers, log::Ending, problem::Problem};
 
     fn ended(key: &str, until: Instant, ending: Ending) -> EndedRun {
-        let log = Arc::new(RunLog::new(Buffers::new(0, 1).buffer(key), 0));
+        let log = Arc::new(RunLog::new(Buffers::new(1 << 20, 1, 0).buffer(key), 0));
         log.end(ending);
         EndedRun { key: key.to_owned(), name: None, log, until }
     }
@@ -124,7 +136,7 @@ mod tests {
 
     #[test]
     fn each_goes_at_its_time() {
-        let (mut kept, now) = (KeptRuns::default(), Instant::now());
+        let (mut kept, now) = (KeptRuns::new(u64::MAX), Instant::now());
         assert_eq!(kept.next_end(), None);
         for (number, key, seconds) in [("1", "a", 9), ("2", "b", 3), ("3", "a", 5)] {
             assert!(kept.add(number.to_owned(), ended(key, now + Duration::from_secs(seconds), problem())).is_empty());
@@ -139,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_key_that_keeps_most_loses_first_and_problems_count() {
-        let (mut kept, now) = (KeptRuns::default(), Instant::now());
+        let (mut kept, now) = (KeptRuns::new(u64::MAX), Instant::now());
         let whole = |bytes: usize| Ok(Bytes::from(vec![b'x'; bytes - OF_LOG]));
         let until = |number: usize| now + Duration::from_secs(number as u64);
         kept.add("small".to_owned(), ended("small", until(0), whole(1 << 20)));
@@ -153,7 +165,7 @@ mod tests {
 
     #[test]
     fn problems_are_bounded_in_number_for_each_key_and_by_what_all_take() {
-        let (mut kept, now) = (KeptRuns::default(), Instant::now());
+        let (mut kept, now) = (KeptRuns::new(u64::MAX), Instant::now());
         let until = |number: usize| now + Duration::from_secs(number as u64);
         for number in 0..MAX_OF_KEY {
             assert!(kept.add(number.to_string(), ended("a", until(number), problem())).is_empty());

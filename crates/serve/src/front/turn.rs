@@ -2,8 +2,7 @@
 //! runs, and the place that is given back.
 //!
 //! A run whose worker goes before the program has begun is given to another one, which compiles the code anew
-//! where that is to be compiled. Which request is next is
-//! decided in `admission`.
+//! where that is to be compiled. Which request is next is decided in `admission`.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -83,6 +82,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     let mut keeper = match &session {
         None => None,
         Some(session) => tokio::select! {
+            biased;
             keeper = Arc::clone(session).keeper() => Some(keeper?),
             problem = &mut given => return Err(problem.ok().and_then(Result::err).unwrap_or_else(draining)),
             _ = &mut cancelled => return Err(cancelled_in_queue()),
@@ -90,7 +90,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         },
     };
     if keeper.is_some() {
-        place.front.make_ready(place.ticket);
+        place.front.has_keeper(place.ticket);
     }
     let mut held = Some((request, buffer));
     let mut tries = 0;
@@ -100,7 +100,8 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             biased;
             worker = &mut given => worker.unwrap_or_else(|_| Err(draining())),
             _ = &mut cancelled => Err(cancelled_in_queue()),
-            () = late() => Err(queue_timeout(wait)),
+            // One that had begun has its turn.
+            () = late(), if tries == 0 => Err(queue_timeout(wait)),
         };
         let next = match next {
             Ok(Some(worker)) => Some(Link::Worker(worker)),

@@ -1,10 +1,11 @@
 //! The supervisor: starts front and workers, and replaces those that end.
 //!
-//! It reads nothing that a client has sent, of the front only for which session it wants a keeper, and of
-//! workers only which template they want and that they have read their table: one that says anything else is
-//! ended. A worker that ends is replaced alone. A front that ends is replaced with all workers: each of them
-//! ends with its front, and records what it had. A process that ends again and again within a second ends the
-//! service; one that the host has no room for is tried again.
+//! It reads of the front only for which session that wants a keeper, with the labels that a client gave it, and
+//! of workers only which template they want and that they have read their table: one that says anything else is
+//! ended. A worker that ends is replaced alone. A front that ends is replaced at once, and each worker when the
+//! one before, which ends with its front and records what it had, is gone. A process that cannot begin, and ends
+//! again and again within a second, ends the service. Workers that had begun, and end so, are replaced after a
+//! pause, as is what the host has no room for.
 
 use std::{
     io::{self, IoSlice},
@@ -39,18 +40,18 @@ use super::{
 const FRONT: &str = "stockade-serve";
 /// A process that ends sooner counts as failed.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// So many that fail one after the other end the service, unless more than [`FORGIVEN`] lies between two.
+/// So many that fail one after the other end the service, or are replaced after a pause.
 const MAX_FAILED: u32 = 5;
-/// See there.
+/// Those that failed longer ago than this do not count.
 const FORGIVEN: Duration = Duration::from_secs(60);
 /// After this time a process that could not be started is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// So many requests of the front are answered before all else gets its turn.
-const KEEPERS_AT_A_TIME: u32 = 16;
-/// How long those that are told to end have for it, beyond the time to drain.
-const LAST: Duration = Duration::from_secs(5);
+/// So many messages of a process are answered before all else gets its turn.
+const MESSAGES_AT_A_TIME: u32 = 16;
+/// How long a process that is told to end has for it, beyond the time to drain.
+const EXIT_TIME: Duration = Duration::from_secs(5);
 /// How long a front has to take the sockets before the service is said to be ready all the same.
-const FIRST: Duration = Duration::from_secs(20);
+const READY_TIME: Duration = Duration::from_secs(20);
 
 /// What is served, and how.
 pub struct Service<'a> {
@@ -119,7 +120,7 @@ pub enum ServiceError {
         error: io::Error,
     },
     /// A process ends whenever it is started.
-    #[error("{what} has ended within a second of its start, {MAX_FAILED} times in a row; what it said stands above")]
+    #[error("{what} has ended within a second of its start, as {MAX_FAILED} processes have in a row; what they said stands above")]
     Fails {
         /// Which.
         what: &'static str,
@@ -166,6 +167,15 @@ impl Process {
 
     fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// How it has ended, for people.
+    fn status(&mut self) -> String {
+        match self.child.try_wait() {
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) => String::from("it goes on"),
+            Err(error) => error.to_string(),
+        }
     }
 
     /// What it was sent has not reached it whole: it ends, and another takes its place.
@@ -217,6 +227,8 @@ struct Worker {
     place: usize,
     process: Process,
     table: TableState,
+    /// It has read a table.
+    has_begun: bool,
 }
 
 /// What a worker has of its table.
@@ -254,6 +266,7 @@ impl Worker {
 
     /// It has read its table.
     fn has_table(&mut self, settings: &ServiceSettings) {
+        self.has_begun = true;
         if std::mem::replace(&mut self.table, TableState::Read) == TableState::Outdated {
             self.update_table(settings);
         }
@@ -309,13 +322,14 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
         settings: service.settings.clone(),
         front: None,
         watch: FrontWatch::new(),
-        front_says_more: false,
+        more_to_read: false,
         not_taken: None,
         reading: None,
         workers: Vec::new(),
         keepers: Vec::new(),
         leaving: Vec::new(),
-        failed: None,
+        failed: Failures::default(),
+        short_lived: Failures::default(),
         not_started: 0,
         next_try: None,
         templates: TemplateStore::default(),
@@ -346,6 +360,7 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
         group.end_leaving();
         group.start_missing()?;
         if woken.has_input {
+            group.more_to_read = false;
             group.serve_front();
             group.serve_workers();
         }
@@ -357,7 +372,7 @@ pub fn serve(service: &Service<'_>, listeners: Vec<(ListenerKind, OwnedFd)>) -> 
 struct Woken {
     /// A process has ended.
     has_ended: bool,
-    /// A worker, or a process that makes an image or examines the host, has said something.
+    /// The front, a worker, or a process that makes an image or examines the host has said something.
     has_input: bool,
 }
 
@@ -372,6 +387,27 @@ fn view<'t>(service: &'t Service<'_>, settings: &'t ServiceSettings, workers: &'
     }
 }
 
+/// A process that is to end by itself.
+struct Leaving {
+    process: Process,
+    since: Instant,
+    /// The worker after it takes its share of what runs may use.
+    is_worker: bool,
+}
+
+/// How many processes failed, one after the other.
+#[derive(Default)]
+struct Failures(Option<(u32, Instant)>);
+
+impl Failures {
+    /// Another one. Whether there are too many now.
+    fn add(&mut self) -> bool {
+        let earlier = self.0.filter(|(_, last)| last.elapsed() < FORGIVEN).map_or(0, |(count, _)| count);
+        self.0 = Some((earlier + 1, Instant::now()));
+        earlier + 1 >= MAX_FAILED
+    }
+}
+
 /// All processes of a service.
 struct Group<'s, 'a> {
     service: &'s Service<'a>,
@@ -379,8 +415,8 @@ struct Group<'s, 'a> {
     settings: ServiceSettings,
     front: Option<Process>,
     watch: FrontWatch,
-    /// Not all that it has said was read.
-    front_says_more: bool,
+    /// Not all was read that the front and the workers have said.
+    more_to_read: bool,
     /// Why the settings that were read last were not taken.
     not_taken: Option<String>,
     /// Those that are being read.
@@ -388,11 +424,13 @@ struct Group<'s, 'a> {
     workers: Vec<Worker>,
     keepers: Vec<Keeping>,
     templates: TemplateStore,
-    /// Workers of a front that has ended, and keepers whose key has gone, and since when: each cancels its
-    /// run and records it, and ends.
-    leaving: Vec<(Process, Instant)>,
-    /// How many processes failed, one after the other, and when the last did.
-    failed: Option<(u32, Instant)>,
+    /// Workers of a front that has ended, and keepers whose key has gone: each cancels its run and records it,
+    /// and ends.
+    leaving: Vec<Leaving>,
+    /// Processes that ended before they had begun.
+    failed: Failures,
+    /// Workers that had begun, and did not live for long.
+    short_lived: Failures,
     /// Processes that could not be started, one after the other.
     not_started: u32,
     /// When that is tried again.
@@ -411,7 +449,8 @@ impl Group<'_, '_> {
             self.front = Some(front);
             self.watch.begin();
         }
-        while self.workers.len() < self.service.workers {
+        let leaving = self.leaving.iter().filter(|leaving| leaving.is_worker).count();
+        while self.workers.len() + leaving < self.service.workers {
             self.start_worker()?;
         }
         Ok(())
@@ -471,7 +510,7 @@ impl Group<'_, '_> {
             let (ours, its) = UnixStream::pair()?;
             let mut command = own_program_of_service();
             command.arg0("stockade").arg("serve-worker").stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
-            Ok((Worker { place, process: Process::spawn(command, ours)?, table: TableState::Read }, of_front))
+            Ok((Worker { place, process: Process::spawn(command, ours)?, table: TableState::Read, has_begun: false }, of_front))
         };
         let (mut worker, of_front) = start().map_err(failed)?;
         worker.update_table(&self.settings);
@@ -481,13 +520,21 @@ impl Group<'_, '_> {
         Ok(())
     }
 
-    /// Waits until the front has its sockets. One that ends is replaced by the loop.
-    fn wait_for_accepting(&self) -> Result<(), ServiceError> {
-        let Some(front) = &self.front else { return Ok(()) };
-        let end = Instant::now() + FIRST;
-        while !watch::has_read_all(front) && Instant::now() < end {
-            // If the front exits, this returns at once, and its unread data is gone.
-            wait_until(&front.pidfd, Instant::now() + Duration::from_millis(2))?;
+    /// Waits until a front has its sockets.
+    fn wait_for_accepting(&mut self) -> Result<(), ServiceError> {
+        let end = Instant::now() + READY_TIME;
+        while Instant::now() < end {
+            let Some(front) = &mut self.front else { break };
+            let has_read_all = watch::has_read_all(front);
+            if front.has_ended() {
+                // What it was sent is gone, and was not read.
+                self.note_ended()?;
+                self.start()?;
+            } else if has_read_all {
+                break;
+            } else {
+                wait_until(&front.pidfd, Instant::now() + Duration::from_millis(2))?;
+            }
         }
         Ok(())
     }
@@ -517,14 +564,14 @@ impl Group<'_, '_> {
         let workers = self.workers.iter().map(|worker| &worker.process);
         let keepers = self.keepers.iter().map(|keeper| &keeper.process);
         let processes: Vec<&Process> =
-            self.front.iter().chain(workers.clone()).chain(keepers).chain(self.leaving.iter().map(|(worker, _)| worker)).collect();
+            self.front.iter().chain(workers.clone()).chain(keepers).chain(self.leaving.iter().map(|leaving| &leaving.process)).collect();
         let speakers = self.front.iter().chain(workers).filter(|worker| !worker.is_at_end).map(|worker| worker.socket.as_fd());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         let reading = self.reading.as_deref();
         let others = self.templates.maker().into_iter().chain(reading.map(Reading::awaited));
         fds.extend(speakers.chain(others).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let now = self.front_says_more.then(Instant::now);
+        let now = self.more_to_read.then(Instant::now);
         let times = self.next_try.into_iter().chain(now).chain(reading.and_then(Reading::until));
         let next = times.fold(self.watch.next(), Instant::min);
         match poll(&mut fds, Some(&timespec(next.saturating_duration_since(Instant::now())))) {
@@ -534,13 +581,13 @@ impl Group<'_, '_> {
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let mut fds = fds.iter().skip(1);
         let has_ended = fds.by_ref().take(processes.len()).filter(|fd| is_ready(fd)).count() > 0;
-        Ok(Woken { has_ended, has_input: self.front_says_more || fds.any(is_ready) })
+        Ok(Woken { has_ended, has_input: self.more_to_read || fds.any(is_ready) })
     }
 
     /// Starts the keepers that the front asks for: some at a time, as there may be no end of them.
     fn serve_front(&mut self) {
         let mut asked = 0;
-        while asked < KEEPERS_AT_A_TIME
+        while asked < MESSAGES_AT_A_TIME
             && let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::receive)
         {
             asked += 1;
@@ -554,7 +601,7 @@ impl Group<'_, '_> {
                 front.kill();
             }
         }
-        self.front_says_more = asked == KEEPERS_AT_A_TIME;
+        self.more_to_read |= asked == MESSAGES_AT_A_TIME;
     }
 
     /// Whether the front may have this keeper: its word alone is not enough.
@@ -603,16 +650,21 @@ impl Group<'_, '_> {
         connected
     }
 
-    /// Answers what workers ask for, and hands on the images that were made.
+    /// Answers what workers ask for, some messages of each, and hands on the images that were made.
     fn serve_workers(&mut self) {
         let mut asked = Vec::new();
         for worker in &mut self.workers {
-            while let Some(message) = worker.process.receive() {
+            let mut read = 0;
+            while read < MESSAGES_AT_A_TIME
+                && let Some(message) = worker.process.receive()
+            {
+                read += 1;
                 match message {
                     ToSupervisor::Wants(wanted) => asked.push((worker.process.child.id(), wanted)),
                     ToSupervisor::HasTable => worker.has_table(&self.settings),
                 }
             }
+            self.more_to_read |= read == MESSAGES_AT_A_TIME;
         }
         let workers = self.worker_ids();
         let view = view(self.service, &self.settings, &workers);
@@ -637,23 +689,22 @@ impl Group<'_, '_> {
     /// Kills those that have not ended for too long: something else has a worker's socket, or a keeper does
     /// not come to its end. What they leave, the next start of a run sweeps.
     fn end_leaving(&mut self) {
-        for (worker, _) in self.leaving.iter_mut().filter(|(_, since)| since.elapsed() > 2 * LAST) {
+        for Leaving { process, .. } in self.leaving.iter_mut().filter(|leaving| leaving.since.elapsed() > 2 * EXIT_TIME) {
             // It is reaped when it has ended.
-            let _ended_meanwhile = worker.child.kill();
+            process.kill();
         }
     }
 
     /// Removes processes that have ended; [`Group::start_missing`] starts others.
     fn note_ended(&mut self) -> Result<(), ServiceError> {
-        self.leaving.retain_mut(|(worker, _)| !worker.has_ended());
+        self.leaving.retain_mut(|leaving| !leaving.process.has_ended());
         self.keepers.retain_mut(|keeper| !keeper.process.has_ended());
-        if self.front.as_mut().is_some_and(Process::has_ended) {
-            let front = self.front.take();
-            self.count_failure(front, "the front")?;
-            (self.service.tell)("stockade: the front has ended, and is started again with its workers");
-            let now = Instant::now();
-            self.leaving.extend(self.workers.drain(..).map(|worker| (worker.process, now)));
-            return Ok(());
+        if let Some(mut front) = self.front.take_if(Process::has_ended) {
+            let status = front.status();
+            (self.service.tell)(&format!("stockade: the front has ended, and is started again with its workers ({status})"));
+            let since = Instant::now();
+            self.leaving.extend(self.workers.drain(..).map(|worker| Leaving { process: worker.process, since, is_worker: true }));
+            return self.count_failure(&front, "the front");
         }
         let mut index = 0;
         while let Some(worker) = self.workers.get_mut(index) {
@@ -661,26 +712,26 @@ impl Group<'_, '_> {
                 index += 1;
                 continue;
             }
-            let worker = self.workers.swap_remove(index);
-            self.count_failure(Some(worker.process), "a worker")?;
-            (self.service.tell)("stockade: a worker has ended, and is replaced");
+            let mut worker = self.workers.swap_remove(index);
+            (self.service.tell)(&format!("stockade: a worker has ended, and is replaced ({})", worker.process.status()));
+            if !worker.has_begun {
+                self.count_failure(&worker.process, "a worker")?;
+            } else if worker.process.began.elapsed() < SHORT_LIFE && self.short_lived.add() {
+                // A front or its clients that end workers as fast as they come have no others made without a pause.
+                self.next_try = Some(Instant::now() + RETRY);
+            }
         }
         Ok(())
     }
 
     /// Notes that a process has ended by itself.
-    fn count_failure(&mut self, process: Option<Process>, what: &'static str) -> Result<(), ServiceError> {
-        let Some(mut process) = process.filter(|process| process.began.elapsed() < SHORT_LIFE) else {
-            self.failed = None;
-            return Ok(());
-        };
-        // One whose front, or whose run, is gone ends well.
-        if matches!(process.child.try_wait(), Ok(Some(status)) if status.success()) {
-            return Ok(());
+    fn count_failure(&mut self, process: &Process, what: &'static str) -> Result<(), ServiceError> {
+        if process.began.elapsed() >= SHORT_LIFE {
+            self.failed = Failures::default();
+        } else if self.failed.add() {
+            return Err(ServiceError::Fails { what });
         }
-        let earlier = self.failed.filter(|(_, last)| last.elapsed() < FORGIVEN).map_or(0, |(count, _)| count);
-        self.failed = Some((earlier + 1, Instant::now()));
-        if earlier + 1 >= MAX_FAILED { Err(ServiceError::Fails { what }) } else { Ok(()) }
+        Ok(())
     }
 
     /// Sends the settings to the front.
@@ -738,18 +789,18 @@ impl Group<'_, '_> {
 
     /// Tells the keepers whose key may have no such session any more to end.
     fn end_keepers(&mut self) {
-        let now = Instant::now();
+        let since = Instant::now();
         let (stay, end): (Vec<_>, Vec<_>) = std::mem::take(&mut self.keepers).into_iter().partition(|keeper| self.may_keep(&keeper.of));
         self.keepers = stay;
         for Keeping { process, .. } in end {
             let _ended_meanwhile = kill_process(Pid::from_child(&process.child), Signal::TERM);
-            self.leaving.push((process, now));
+            self.leaving.push(Leaving { process, since, is_worker: false });
         }
     }
 
     /// Lets runs end, up to a time, cancels the others, and ends all processes.
     fn drain(&mut self) -> Result<(), ServiceError> {
-        notify::stopping(self.service.drain + 3 * LAST);
+        notify::stopping(self.service.drain + 3 * EXIT_TIME);
         self.reading = None;
         // The front closes its own: who connects from now on is refused, and does not wait in a backlog.
         self.listeners.clear();
@@ -760,13 +811,13 @@ impl Group<'_, '_> {
                 // The signal cancels its run, whose result the front still delivers.
                 let _ended_meanwhile = kill_process(Pid::from_child(&process.child), Signal::TERM);
             }
-            self.wait_for_front(LAST)?;
+            self.wait_for_front(EXIT_TIME)?;
         }
         self.front.take().into_iter().for_each(Process::kill_and_reap);
         let workers = self.workers.drain(..).map(|worker| worker.process);
         end_all(
-            workers.chain(self.keepers.drain(..).map(|keeper| keeper.process)).chain(self.leaving.drain(..).map(|(worker, _)| worker)),
-            LAST,
+            workers.chain(self.keepers.drain(..).map(|keeper| keeper.process)).chain(self.leaving.drain(..).map(|leaving| leaving.process)),
+            EXIT_TIME,
         );
         Ok(())
     }

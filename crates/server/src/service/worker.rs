@@ -1,8 +1,8 @@
 //! A worker: runs one request after the other for the front.
 //!
 //! It parses each request itself, and looks its key up in the supervisor's table, which it reads between two
-//! runs. After a message that no front sends, the worker finishes its run and exits. It ends with the front, and
-//! with the supervisor, which cancels the run. After a run it prepares the next sandbox, if it can, before it
+//! runs. It ends with the front, and with the supervisor, and after a message that no front sends: each of these
+//! cancels its run, whose record it still writes. After a run it prepares the next sandbox, if it can, before it
 //! says that it is idle. The supervisor lends it the templates that it asks for.
 
 use std::{
