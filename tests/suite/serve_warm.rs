@@ -291,7 +291,7 @@ fn a_worker_is_ready_before_the_first_request() {
     let warm = Warm::new(&with_template("ready = 1"), 2, &["a"]);
     assert!(eventually(MADE, || warm.service.log().contains("template bare of policy") && warm.makers().is_empty()));
     // The interpreter that was started first gives way to the copy.
-    thread::sleep(scaled(Duration::from_millis(300)));
+    thread::sleep(scaled(Duration::from_secs(1)));
     restored(&warm.run(""));
     // It stays ready for that, whatever it has run meanwhile.
     let bash = json!({"code": "echo 1", "language": "bash"});
