@@ -104,7 +104,8 @@ fn make_for(session: u32, runtime: &str, stem: &str, options: Options) -> anyhow
     let Some(parent) = getppid().filter(|parent| parent.as_raw_nonzero().get().cast_unsigned() == session) else {
         return Ok(ExitCode::from(SANDBOX_ERROR));
     };
-    setpriority_process(None, LESS_URGENT)?;
+    // The kernel refuses it where this process gives way already (setpriority(2)).
+    let _gives_way = setpriority_process(None, LESS_URGENT);
     // The signal is lost where the launcher takes on a caller's ids meanwhile (prctl(2)).
     let session = pidfd_open(parent, PidfdFlags::empty())?;
     let options = Options { ends_with: Arc::new([session]), ..options };

@@ -139,6 +139,9 @@ pub struct Listed {
     pub size: u64,
 }
 
+/// The most bytes of all paths of a listing: code can make names of 255 letters, each six times as long in JSON.
+pub const MAX_LISTED_BYTES: usize = 1 << 20;
+
 impl<'a> Tree<'a> {
     /// A directory of a session's own, whose files belong to the runs.
     pub fn kept(directory: &'a OwnedFd, owner: (u32, u32), privileged: bool) -> Self {
@@ -273,7 +276,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Lists what lies in a directory, or below it, in the order of the paths, and whether
-    /// there is more than `most`. The empty path is the tree's own.
+    /// there is more than `most`, or than [`MAX_LISTED_BYTES`] of their paths. The empty path is the tree's own.
     ///
     /// # Errors
     /// It is missing, or no directory.
@@ -283,7 +286,8 @@ impl<'a> Tree<'a> {
                 true => self.directory.try_clone()?,
                 false => open_beneath(self.directory, path, OFlags::RDONLY | OFlags::DIRECTORY)?,
             };
-            let mut all: Vec<Listed> = Vec::new();
+            let (mut all, mut left, mut truncated) = (Vec::<Listed>::new(), MAX_LISTED_BYTES, false);
+            let above = path.as_os_str().len();
             let visit = &mut |found: &crate::tree::TreeEntry<'_>| {
                 let (kind, size) = match found.kind {
                     FileType::RegularFile => ("file", found.size()),
@@ -293,13 +297,17 @@ impl<'a> Tree<'a> {
                 };
                 // A directory that may only be listed is visited twice, or is the top.
                 if !found.path.as_os_str().is_empty() && all.last().is_none_or(|last| last.path != found.path) {
+                    let length = above + found.path.as_os_str().len();
+                    if all.len() == most || length > left {
+                        truncated = true;
+                        return Walk::Stop;
+                    }
+                    left -= length;
                     all.push(Listed { path: found.path.to_owned(), kind, size });
                 }
-                if all.len() > most { Walk::Stop } else { Walk::On }
+                Walk::On
             };
             if recursive { walk(&directory, visit) } else { crate::tree::list(&directory, visit) }?;
-            let truncated = all.len() > most;
-            all.truncate(most);
             all.sort_by(|a, b| a.path.as_os_str().cmp(b.path.as_os_str()));
             Ok((all, truncated))
         })

@@ -441,6 +441,13 @@ pub struct Key {
     pub sessions: u32,
 }
 
+impl Key {
+    /// Whether its time is over at this one, in seconds since 1970.
+    pub fn has_expired(&self, now: i64) -> bool {
+        self.expires.is_some_and(|end| end <= now)
+    }
+}
+
 /// Who has a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -56,6 +56,8 @@ const TOO_EARLY: [&str; 5] = ["queue_full", "key_queue", "key_rate", "key_cpu", 
 const OF_LINE: usize = 128;
 /// Answers and starts between which the batch looks at what has come.
 const AT_ONCE: usize = 64;
+/// And so many bytes of their requests: a case has what its line says once for all.
+const BYTES_AT_ONCE: usize = 1 << 20;
 /// The least and the most time after which a refused start is tried again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
@@ -268,13 +270,20 @@ impl Batch {
     /// Starts what may be started now, and answers what cannot be; whether there may be more of both.
     fn start_some(&mut self) -> bool {
         self.take_settings();
+        let mut bytes = 0;
         for _ in 0..AT_ONCE {
+            if bytes > BYTES_AT_ONCE {
+                return true;
+            }
             if self.not_before.is_some() || self.answers.are_many() || self.running.len() >= self.key.running as usize + AHEAD {
                 return false;
             }
             match self.next() {
                 None => return false,
-                Some(Ok(ready)) => self.start(ready),
+                Some(Ok(ready)) => {
+                    bytes += ready.request.len();
+                    self.start(ready);
+                }
                 Some(Err((name, problem))) => self.answer(name, Err(problem)),
             }
         }

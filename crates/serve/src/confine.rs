@@ -11,7 +11,7 @@ use rustix::{
 use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, net, numbers::*};
 
 /// Connections, workers and some.
-const DESCRIPTORS: u64 = 8192;
+const DESCRIPTORS: u64 = 16384;
 
 const LIMITS: [Limit; 4] = [
     Resource::Stack.at_most(8 << 20),
@@ -99,14 +99,17 @@ const CALLS: [CallRule; 46] = [
     CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
 ];
 
-/// Gives all else up. The socket of the supervisor is stdin, and stderr stays.
+/// Gives all else up. The socket of the supervisor is stdin, and stderr stays. Returns how many descriptors there
+/// may be.
 ///
 /// # Errors
 /// The kernel refuses a step.
-pub fn confine(run_as: Option<(u32, u32)>) -> Result<(), LockdownError> {
+pub fn confine(run_as: Option<(u32, u32)>) -> Result<u64, LockdownError> {
+    let descriptors = getrlimit(rustix::process::Resource::Nofile).maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
     let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, calls: &CALLS };
     lockdown.begin()?;
-    lockdown.finish()
+    lockdown.finish()?;
+    Ok(descriptors)
 }
 
 /// Limits the memory of the front by that of requests and results, which what grows can hold twice (a vector

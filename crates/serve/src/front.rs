@@ -66,6 +66,8 @@ pub struct Front {
     pub watch: Watch,
     state: Mutex<State>,
     buffers: Arc<Buffers>,
+    /// A list of runs is being made.
+    lists: tokio::sync::Mutex<()>,
     /// The sessions of all keys.
     pub sessions: Sessions,
     /// Something has ended, while it drains.
@@ -168,6 +170,8 @@ const MAX_LABELS: usize = 32;
 const MAX_LABEL_BYTES: usize = 12 << 10;
 /// Runs in a list, and in what those are told first who watch.
 pub const MAX_LISTED: usize = 500;
+/// Bytes of JSON of the labels of runs that are listed.
+const MAX_LISTED_LABELS: usize = 1 << 20;
 
 impl About {
     /// Cut to what is kept for those who look: a request may be long.
@@ -240,7 +244,15 @@ impl Front {
             draining: false,
         };
         let (metrics, sessions) = (Metrics::default(), Sessions::new(wishes));
-        Front { metrics, watch: Watch::new(), state: Mutex::new(state), buffers, sessions, ended: Notify::new() }
+        Front {
+            metrics,
+            watch: Watch::new(),
+            state: Mutex::new(state),
+            buffers,
+            lists: tokio::sync::Mutex::new(()),
+            sessions,
+            ended: Notify::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -321,7 +333,7 @@ impl Front {
     /// Returns when no answer of more than some KiB is still to be written.
     pub async fn all_answered(&self) {
         while !self.buffers.are_empty() {
-            // Nobody asks for a result any more.
+            // No client asks for a result any more.
             let kept = std::mem::replace(&mut self.state().kept, KeptRuns::new(0));
             drop(kept);
             tokio::time::sleep(LOOK_AT_ANSWERS).await;
@@ -410,7 +422,9 @@ impl Front {
     }
 
     /// The newest of the runs that `shows` picks, and whether there are more.
-    pub fn runs(&self, shows: impl Fn(&Run) -> bool) -> (Value, bool) {
+    pub async fn runs(&self, shows: impl Fn(&Run) -> bool) -> (Value, bool) {
+        // One list after the other: all else has its turn between two.
+        let _turn = self.lists.lock().await;
         self.state().newest(shows)
     }
 
@@ -606,12 +620,18 @@ impl State {
         }
     }
 
-    /// At most [`MAX_LISTED`] of the runs that `shows` picks, the newest first, and whether there are more.
+    /// At most [`MAX_LISTED`] of the runs that `shows` picks, or [`MAX_LISTED_LABELS`] of labels, the newest first,
+    /// and whether there are more.
     fn newest(&self, shows: impl Fn(&Run) -> bool) -> (Value, bool) {
         let mut found: Vec<(&RunNumber, &Run)> = self.runs.iter().filter(|(_, run)| shows(run)).collect();
         found.sort_unstable_by_key(|(_, run)| std::cmp::Reverse(run.came));
-        let truncated = found.len() > MAX_LISTED;
-        (found.iter().take(MAX_LISTED).map(|(number, run)| show(number, run)).collect(), truncated)
+        let mut labels = 0;
+        let fits = |run: &Run| {
+            labels += serde_json::to_string(&run.about.labels).map_or(0, |text| text.len());
+            labels <= MAX_LISTED_LABELS
+        };
+        let listed = found.iter().take(MAX_LISTED).map(|(_, run)| run).scan(fits, |fits, run| fits(run).then_some(())).count();
+        (found.iter().take(listed).map(|(number, run)| show(number, run)).collect(), found.len() > listed)
     }
 
     /// Lets those begin whose turn it is, that fit, and that have a worker or a keeper.

@@ -50,6 +50,8 @@ const KEEP_LATER: Duration = Duration::from_secs(300);
 const KEEP_NAMED: Duration = Duration::from_secs(600);
 /// Labels and limits of a request that are looked at.
 const FIRST_FIELDS: usize = 64;
+/// No policy has a longer name of a language.
+const MAX_LANGUAGE: usize = 32;
 /// Bytes of a run's number.
 const NUMBER: usize = 8;
 
@@ -506,11 +508,15 @@ pub fn read_request(body: &[u8]) -> Result<(AskedSize, About), Problem> {
     };
     let Asked { limits, compile_limits, language, id, labels } = serde_json::from_slice(body).map_err(bad)?;
     let asked = |limits: &BTreeMap<String, LimitValue>| {
-        let of = |key: LimitKey| limits.get(key.name()).and_then(|value| key.parse(value).ok()).flatten();
+        let of = |key: LimitKey| limits.get(key.name()).and_then(|value| key.parse(value).ok());
         AskedLimits { cpus: of(LimitKey::Cpus), memory: of(LimitKey::Memory) }
     };
     let about = About::of(language.as_deref(), id.as_deref(), labels);
-    let size = AskedSize { program: asked(&limits), compiler: asked(&compile_limits), language: language.unwrap_or_default() };
+    let size = AskedSize {
+        program: asked(&limits),
+        compiler: asked(&compile_limits),
+        language: language.filter(|name| name.len() <= MAX_LANGUAGE).unwrap_or_default(),
+    };
     Ok((size, about))
 }
 
@@ -570,7 +576,7 @@ async fn list_runs(
     let query = query.map_err(|error| bad_query(format!("the query may have `state`, which is `waiting` or `running`: {error}")))?;
     let (visible, wanted) = (visible(&key), query.0.state);
     let is_wanted = |run: &crate::front::Run| wanted.is_none_or(|state| (state == RunState::Running) == run.began.is_some());
-    let (runs, truncated) = front.runs(|run| visible(run) && is_wanted(run));
+    let (runs, truncated) = front.runs(|run| visible(run) && is_wanted(run)).await;
     buffered_json(&front, &key.id, &json!({ "runs": runs, "truncated": truncated }))
 }
 

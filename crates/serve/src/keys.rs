@@ -91,15 +91,17 @@ fn by_token<'k>(keys: &'k [Key], token: &[u8]) -> Result<&'k Key, Problem> {
     found.ok_or_else(unknown).and_then(not_expired)
 }
 
+/// Seconds since 1970, by the host's clock.
+pub fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())
+}
+
 fn not_expired(found: &Key) -> Result<&Key, Problem> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
-    match found.expires {
-        Some(end) if end <= now => {
-            let detail = format!("key {} has expired; ask for another", found.id);
-            Err(Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", detail))
-        }
-        _ => Ok(found),
+    if found.has_expired(now()) {
+        let detail = format!("key {} has expired; ask for another", found.id);
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", detail));
     }
+    Ok(found)
 }
 
 /// The token in `Bearer TOKEN`, or the password in `Basic`.

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg},
 };
 use stockade_protocol::service::{
     Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, Prepared, ToWorker,
@@ -181,8 +181,8 @@ impl WorkerLink {
 pub struct SupervisorLink {
     stream: OwnedReadHalf,
     decoder: FrameDecoder,
-    /// Descriptors whose messages are not read yet.
-    descriptors: std::collections::VecDeque<OwnedFd>,
+    /// Descriptors whose messages are not read yet; none: the kernel had no number free for it.
+    descriptors: std::collections::VecDeque<Option<OwnedFd>>,
 }
 
 /// What is told the supervisor.
@@ -216,8 +216,8 @@ pub fn supervisor(socket: OwnedFd) -> io::Result<(SupervisorLink, ToSupervisorLi
 }
 
 impl SupervisorLink {
-    /// What it says next, with the descriptor that belongs to it. Nothing is lost where this is dropped
-    /// before it is ready.
+    /// What it says next, with the descriptor that belongs to it, where there was a number free for that. Nothing
+    /// is lost where this is dropped before it is ready.
     ///
     /// # Errors
     /// The supervisor has ended.
@@ -225,7 +225,7 @@ impl SupervisorLink {
         loop {
             if let Some(message) = self.decoder.take()? {
                 let with_descriptor = matches!(message, FromSupervisor::Listener(_) | FromSupervisor::Worker | FromSupervisor::Keeper(_));
-                let descriptor = if with_descriptor { Some(self.descriptors.pop_front().ok_or(Malformed::Payload)?) } else { None };
+                let descriptor = if with_descriptor { self.descriptors.pop_front().ok_or(Malformed::Payload)? } else { None };
                 return Ok((message, descriptor));
             }
             self.stream.readable().await?;
@@ -236,16 +236,20 @@ impl SupervisorLink {
             let received = stream.try_io(Interest::READABLE, || {
                 recvmsg(stream, &mut [IoSliceMut::new(&mut piece)], &mut ancillary, RecvFlags::CMSG_CLOEXEC).map_err(Into::into)
             });
-            let length = match received {
-                Ok(received) => received.bytes,
+            let (length, flags) = match received {
+                Ok(received) => (received.bytes, received.flags),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
                 Err(error) => return Err(error.into()),
             };
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(files) = message {
-                    self.descriptors.extend(files);
+                    self.descriptors.extend(files.map(Some));
                 }
+            }
+            if flags.contains(ReturnFlags::CTRUNC) {
+                // Each message has one (unix(7)).
+                self.descriptors.push_back(None);
             }
             if length == 0 {
                 return Err(LinkError::Closed);

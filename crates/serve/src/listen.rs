@@ -18,7 +18,7 @@ use hyper::{
     service::{Service, service_fn},
 };
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use stockade_protocol::service::ListenerKind;
+use stockade_protocol::service::{ListenerKind, Settings};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
@@ -35,8 +35,12 @@ use places::{Place, Places};
 pub use timed::Exchange;
 use timed::TimedStream;
 
-/// Connections at a time, for each socket that listens.
-const CONNECTIONS: usize = 1024;
+/// Connections at a time, for each socket that listens; fewer where there are not so many descriptors.
+const CONNECTIONS: u64 = 1024;
+/// With fewer it serves nothing.
+const MIN_CONNECTIONS: u64 = 16;
+/// Descriptors of the front's own.
+const OWN_DESCRIPTORS: u64 = 64;
 const HEAD_BYTES: usize = 32 << 10;
 const HEAD_FIELDS: usize = 64;
 /// How long a client may take nothing of its answer.
@@ -46,12 +50,30 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long small answers may take that are being written when the service ends.
 pub const LAST_ANSWERS: Duration = Duration::from_millis(200);
 
-/// Accepts connections at a socket, until the task is aborted.
+/// How many connections each of two sockets may have, where there may be so many descriptors: each worker and each
+/// session has one, too.
+///
+/// # Errors
+/// There is no room for connections.
+pub fn connections(settings: &Settings, descriptors: u64) -> anyhow::Result<usize> {
+    let beside = u64::from(settings.workers) + u64::from(settings.capacity.sessions) + OWN_DESCRIPTORS;
+    let each = (descriptors.saturating_sub(beside) / 2).min(CONNECTIONS);
+    if each < MIN_CONNECTIONS {
+        anyhow::bail!(
+            "{descriptors} open files are too few for {} workers, {} sessions and {MIN_CONNECTIONS} connections at each of two sockets; raise the limit (ulimit -Hn, LimitNOFILE= of the unit), or lower `[capacity] sessions`",
+            settings.workers,
+            settings.capacity.sessions,
+        );
+    }
+    Ok(each as usize)
+}
+
+/// Accepts so many connections at a socket, until the task is aborted.
 ///
 /// # Errors
 /// The socket cannot be watched.
-pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Result<JoinHandle<()>> {
-    let places = Places::new(CONNECTIONS);
+pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>, connections: usize) -> io::Result<JoinHandle<()>> {
+    let places = Places::new(connections);
     let app = router(front);
     match kind {
         ListenerKind::Unix => {

@@ -1,9 +1,9 @@
 //! What is told of one run: events in order, and at last exactly one result or problem.
 //!
 //! The run writes, and never waits for a reader. Readers read at their own pace, each from where
-//! it is, and again after a cut. Of what the program printed the last [`KEPT`] bytes are here; a
-//! reader that comes later gets a gap that counts what it has missed. What is kept counts as
-//! buffered.
+//! it is, and again after a cut. Of what the program printed the last [`KEPT`] bytes are here, in
+//! [`KEPT_PARTS`] parts at most; a reader that comes later gets a gap that counts what it has missed. What is
+//! kept counts as buffered.
 
 use std::{
     collections::VecDeque,
@@ -21,6 +21,10 @@ use crate::{front::Buffer, lock::lock, problem::Problem};
 
 /// Bytes of output that wait for readers.
 pub const KEPT: usize = 256 << 10;
+/// Parts of output that wait for readers.
+const KEPT_PARTS: usize = 4096;
+/// What a part takes beside its bytes.
+const OF_PART: usize = 96;
 /// How many events that are gone a reader can still go on from.
 const MARKS: usize = 1024;
 /// A reader gets about so much at once.
@@ -59,8 +63,9 @@ struct State {
     told: u64,
     /// The beginning of a character whose rest has not come yet.
     held: PerStream<Vec<u8>>,
-    /// Bytes of output in `events`.
+    /// Bytes of output in `events`, and in how many parts.
     kept: usize,
+    parts: usize,
     buffer: Buffer,
     started: bool,
     end: Option<Ending>,
@@ -97,6 +102,7 @@ impl RunLog {
             told: 0,
             held: PerStream::default(),
             kept: 0,
+            parts: 0,
             buffer,
             started: false,
             end: None,
@@ -131,9 +137,10 @@ impl RunLog {
         });
     }
 
-    /// How many bytes of output it has.
+    /// How many bytes its output takes.
     pub fn output(&self) -> usize {
-        self.state().kept
+        let state = self.state();
+        state.kept + state.parts * OF_PART
     }
 
     /// Whether the program may have run.
@@ -229,15 +236,15 @@ impl State {
 
     fn tell(&mut self, now: u64, stream: OutputStream, bytes: Vec<u8>, most: u64) {
         let length = bytes.len();
-        let fits = self.told + length as u64 <= most && self.buffer.grow(length).is_ok();
+        let fits = self.told + length as u64 <= most && self.buffer.grow(OF_PART + length).is_ok();
         if fits {
             self.add(now, Event::Output(stream, bytes));
-            (self.told, self.kept) = (self.told + length as u64, self.kept + length);
+            (self.told, self.kept, self.parts) = (self.told + length as u64, self.kept + length, self.parts + 1);
         } else {
             self.last_seq += 1;
         }
         *self.printed.of_mut(stream) += length as u64;
-        while self.kept > KEPT {
+        while self.kept > KEPT || self.parts > KEPT_PARTS {
             self.forget_oldest();
         }
     }
@@ -247,8 +254,8 @@ impl State {
         let Some(index) = self.events.iter().position(|entry| matches!(entry.event, Event::Output(..))) else { return };
         let Some(entry) = self.events.remove(index) else { return };
         if let Event::Output(stream, bytes) = entry.event {
-            self.kept -= bytes.len();
-            self.buffer.shrink(bytes.len());
+            (self.kept, self.parts) = (self.kept - bytes.len(), self.parts - 1);
+            self.buffer.shrink(OF_PART + bytes.len());
             let mut after = entry.before;
             *after.of_mut(stream) += bytes.len() as u64;
             self.gone.push_back((entry.seq, after));

@@ -63,15 +63,16 @@ fn start() -> anyhow::Result<()> {
     let ids = ids.map(|text| {
         text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?))).context("the ids of its user")
     });
-    confine::confine(ids.transpose()?).map_err(|error| anyhow::anyhow!("could not {}: {}", error.step.name(), error.errno))?;
+    let descriptors =
+        confine::confine(ids.transpose()?).map_err(|error| anyhow::anyhow!("could not {}: {}", error.step.name(), error.errno))?;
     // All others were closed.
     let socket = rustix::stdio::stdin().as_fd().try_clone_to_owned().context("the supervisor's socket")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    runtime.block_on(serve(socket))
+    runtime.block_on(serve(socket, descriptors))
 }
 
 /// Does what the supervisor says, until that ends or has it drain.
-async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
+async fn serve(socket: OwnedFd, descriptors: u64) -> anyhow::Result<()> {
     let (mut supervisor, to_supervisor) = link::supervisor(socket)?;
     let mut front: Option<Arc<Front>> = None;
     let (mut settings, mut listeners) = (Vec::new(), Vec::new());
@@ -98,7 +99,8 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 }
             }
             (FromSupervisor::Listener(kind), Some(socket), Some(front)) => {
-                listeners.push(listen::listen(kind, socket, Arc::clone(front))?);
+                let connections = listen::connections(&front.settings(), descriptors)?;
+                listeners.push(listen::listen(kind, socket, Arc::clone(front), connections)?);
             }
             (FromSupervisor::Worker, Some(socket), Some(front)) => {
                 front.worker_came();
@@ -110,6 +112,8 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 });
             }
             (FromSupervisor::Keeper(of), Some(socket), Some(front)) => front.sessions.add(front, of, WorkerLink::new(socket)?),
+            // No descriptor was free: it has lost its front, and ends.
+            (FromSupervisor::Worker | FromSupervisor::Keeper(_), None, Some(_)) => {}
             (FromSupervisor::NoKeeper(none), _, Some(front)) => front.sessions.refuse(none),
             (FromSupervisor::Ping, ..) => {}
             (FromSupervisor::Drain, _, Some(front)) => {
@@ -175,7 +179,7 @@ mod tests {
         let (mut ours, its) = UnixStream::pair().unwrap();
         let front = std::thread::spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(serve(its.into()))
+            runtime.block_on(serve(its.into(), 1024))
         });
         let place = std::env::temp_dir().join(format!("stockade-front-{}-{sessions}", std::process::id()));
         let listener = UnixListener::bind(&place).unwrap();

@@ -33,6 +33,7 @@ use crate::{
     asking::{KeyFor, OfSession, ToKeep},
     front::{Buffer, Front},
     http::{Shared, bad_query, buffered_json, check_type, json_response, new_number, policy_of, read, run_for},
+    keys::now,
     link::{LinkError, WorkerLink},
     lock::lock,
     mcp::Calls,
@@ -335,7 +336,7 @@ impl Sessions {
     }
 }
 
-/// Closes a session after its idle time, or when its keeper has ended.
+/// Closes a session after its idle time, or when its key has expired or its keeper has ended.
 async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
     loop {
         tokio::time::sleep_until(session.ends_at().min(Instant::now() + Duration::from_secs(1))).await;
@@ -345,7 +346,9 @@ async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
             continue;
         };
         let is_there = keeper.as_ref().is_some_and(WorkerLink::is_there);
-        if is_there && Instant::now() < session.ends_at() {
+        // The supervisor ends those of keys that have gone.
+        let has_expired = front.settings().keys.iter().any(|key| key.id == session.of.key && key.has_expired(now()));
+        if is_there && !has_expired && Instant::now() < session.ends_at() {
             continue;
         }
         break;
@@ -538,9 +541,10 @@ async fn list_directory(
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let query = query.map_err(|error| bad_query(format!("the query may have `recursive`, which is true or false: {error}")))?;
-    let answer = session.ask(Line::List(List { path, recursive: query.0.recursive, id: None })).await?;
+    let mut answer = session.ask(Line::List(List { path, recursive: query.0.recursive, id: None })).await?;
     done(&answer)?;
-    buffered_json(front, &session.of.key, &json!({ "entries": answer["entries"], "truncated": answer["truncated"] }))
+    let (entries, truncated) = (answer["entries"].take(), answer["truncated"].take());
+    buffered_json(front, &session.of.key, &json!({ "entries": entries, "truncated": truncated }))
 }
 
 /// `GET /v1/sessions/{session}/files/{path}`: a file, or with a slash at its end a directory.
@@ -854,6 +858,22 @@ mod tests {
         drop(run);
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert!(numbers(&front).is_empty() && is_closed(its_end));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_ends_when_its_key_expires() {
+        let of = |id: &str| KeeperOf {
+            session: id.to_owned(),
+            key: id.to_owned(),
+            policy: "p".to_owned(),
+            idle_ms: 600_000,
+            labels: BTreeMap::new(),
+        };
+        let keys = vec![Key { expires: Some(now() - 1), ..key("a") }, Key { expires: Some(now() + 600), ..key("b") }];
+        let front = Arc::new(Front::new(Settings { keys, ..Settings::default() }, mpsc::unbounded_channel().0));
+        let ends: Vec<_> = ["a", "b"].map(|id| (front.sessions.begin(&front, of(id), keeper().0), id)).into_iter().collect();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!((numbers(&front), ends.len()), (vec!["b".to_owned()], 2));
     }
 
     #[test]

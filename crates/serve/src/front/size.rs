@@ -8,7 +8,7 @@ use stockade_protocol::service::{RunSize, Settings};
 /// What a request says of what it takes.
 #[derive(Clone, Debug, Default)]
 pub struct AskedSize {
-    /// Its language; empty: it names none.
+    /// Its language; empty: it names none, or none that a policy can have.
     pub language: String,
     /// Of its program.
     pub program: AskedLimits,
@@ -16,18 +16,20 @@ pub struct AskedSize {
     pub compiler: AskedLimits,
 }
 
-/// Limits that a request names; none: it takes those of its policy.
+/// Limits that a request names; none: it takes those of its policy. A limit may be that there is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AskedLimits {
     /// Thousandths of a CPU.
-    pub cpus: Option<u64>,
+    pub cpus: Option<Option<u64>>,
     /// Bytes.
-    pub memory: Option<u64>,
+    pub memory: Option<Option<u64>>,
 }
 
 impl AskedLimits {
-    fn or(self, usual: RunSize) -> RunSize {
-        RunSize { cpus: self.cpus.unwrap_or(usual.cpus), memory: self.memory.unwrap_or(usual.memory) }
+    /// What has no limit takes the whole.
+    fn or(self, usual: RunSize, whole: RunSize) -> RunSize {
+        let or = |asked: Option<Option<u64>>, usual, whole| asked.map_or(usual, |limit| limit.unwrap_or(whole));
+        RunSize { cpus: or(self.cpus, usual.cpus, whole.cpus), memory: or(self.memory, usual.memory, whole.memory) }
     }
 }
 
@@ -36,13 +38,14 @@ impl AskedSize {
     /// take, where it has both.
     pub fn under(&self, settings: &Settings, policy: &str) -> RunSize {
         let usual = settings.policies.get(policy).copied().unwrap_or_default();
-        let program = self.program.or(usual);
+        let whole = settings.capacity.size;
+        let program = self.program.or(usual, whole);
         let is_compiled =
             settings.compiled.get(policy).is_some_and(|names| names.iter().any(|known| known.eq_ignore_ascii_case(&self.language)));
         if !is_compiled {
             return program;
         }
-        let compiler = self.compiler.or(usual);
+        let compiler = self.compiler.or(usual, whole);
         RunSize { cpus: program.cpus.max(compiler.cpus), memory: program.memory.max(compiler.memory) }
     }
 }

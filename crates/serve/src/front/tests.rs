@@ -222,11 +222,18 @@ async fn a_request_in_the_queue_takes_what_its_policy_has_after_a_reload() {
         if begin == 0 {
             assert_eq!(runs[0].answer().await.unwrap_err().reason, "never_fits");
             // One that says what it takes takes that.
-            let size = AskedSize { program: AskedLimits { cpus: Some(asks), memory: None }, ..AskedSize::default() };
-            let order = Order { size, ..order(&front, &a, wait) };
-            let _small = front.run(order).map_err(|(problem, _)| problem).unwrap();
+            let ask = |cpus: Option<u64>| {
+                let size = AskedSize { program: AskedLimits { cpus: Some(cpus), memory: None }, ..AskedSize::default() };
+                let order = Order { size, ..order(&front, &a, wait) };
+                front.run(order).map_err(|(problem, _)| problem).unwrap()
+            };
+            let _small = ask(Some(asks));
             settle().await;
             assert_eq!(begun(&mut workers), 1);
+            // Without a limit it takes all that there is, and waits for that.
+            let _whole = ask(None);
+            settle().await;
+            assert_eq!(begun(&mut workers), 0);
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{
         unix::{net::UnixStream, process::CommandExt},
     },
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use rustix::{
@@ -595,9 +595,9 @@ impl Group<'_, '_> {
             let is_full = self.is_full(&of);
             let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
             if let (Err(why), Some(front)) = (started, &mut self.front)
-                && front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why, is_full }), &[]).is_err()
+                && front.send_now(&FromSupervisor::NoKeeper(NoKeeper { session, why, is_full }), &[]).is_err()
             {
-                // One that asks and does not listen would hold up all else.
+                // One that asks and does not read would hold up all else.
                 front.kill();
             }
         }
@@ -623,7 +623,9 @@ impl Group<'_, '_> {
 
     /// Whether the key of a session may have sessions under its policy.
     fn may_keep(&self, of: &KeeperOf) -> bool {
-        let may = |key: &Key| key.id == of.key && key.scopes.contains(&Scope::Keep) && key.policies.contains(&of.policy);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed());
+        let may =
+            |key: &Key| key.id == of.key && !key.has_expired(now) && key.scopes.contains(&Scope::Keep) && key.policies.contains(&of.policy);
         self.settings.front.keys.iter().any(may)
     }
 
