@@ -318,6 +318,19 @@ def test_what_a_later_version_adds_is_left_alone():
     assert result.raw["colour"] == "red"
 
 
+def test_why_nothing_ran_is_read_as_words_and_a_stream_as_base64():
+    words = "cancelled before it was begun"
+    for verdict, reason in (("cancelled", "cancelled_before_start"), ("sandbox_error", "x"), ("screened", None)):
+        one = {"verdict": verdict, "reason": reason, "error": words}
+        assert _result.parse(one).error == words
+        assert _result.parse({**one, "compile": {**one, "code": 1}}).compile.error == words
+    # The control: what was cancelled while it ran.
+    stream = base64.b64encode(b"printed").decode()
+    assert _result.parse({"verdict": "cancelled", "reason": None, "error": stream}).error == "printed"
+    with pytest.raises(ValueError, match="`error` is no base64"):
+        _result.parse({"verdict": "cancelled", "reason": None, "error": words})
+
+
 def test_the_program_is_found_or_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = _program.find()
     with pytest.raises(stockade.NotInstalled, match="not an executable program"):

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, cast
 
-from . import _request, _wire
+from . import _request, _result, _wire
 from ._errors import BadRequest, SandboxError
-from ._result import Verdict
+from ._result import Result, Verdict
 from ._wire import Address, Call, Problem
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def encoded(program: str | Mapping[str, Any], options: RunOptions) -> bytes:
     return _request.encode(_request.run(code, cast("RunOptions", {**options, **own})))
 
 
-def of_problem(problem: Problem) -> dict[str, Any]:
+def of_problem(problem: Problem) -> Result:
     """The result in place of one that a problem kept from being."""
     verdict = Verdict.SANDBOX_ERROR
     if problem.reason == "cancelled":
@@ -57,30 +57,39 @@ def of_problem(problem: Problem) -> dict[str, Any]:
         verdict = Verdict.BAD_REQUEST
     # As the program's stderr would come.
     words = base64.b64encode(problem.detail.encode()).decode() if verdict is Verdict.CANCELLED else problem.detail
-    return {
-        "schema": 1,
-        "output": "",
-        "error": words,
-        "code": 2 if verdict is Verdict.BAD_REQUEST else 125,
-        "success": False,
-        "verdict": str(verdict),
-        "reason": problem.reason,
-        "started": problem.started,
-    }
+    return _result.parse(
+        {
+            "schema": 1,
+            "output": "",
+            "error": words,
+            "code": 2 if verdict is Verdict.BAD_REQUEST else 125,
+            "success": False,
+            "verdict": str(verdict),
+            "reason": problem.reason,
+            "started": problem.started,
+        }
+    )
 
 
-def result_of(url: str, result: Any) -> Mapping[str, Any]:
-    """A result, if it is one."""
-    if not isinstance(result, dict) or not isinstance(result.get("verdict"), str):
-        raise _wire.wrong_answer(url, "it is no result")
-    return result
+def result_of(url: str, data: object) -> Result:
+    """The result that a server sent, if it is one."""
+    try:
+        return _result.parse(data)
+    except ValueError as error:
+        raise _wire.wrong_answer(url, str(error)) from None
 
 
-def text_of(event: Mapping[str, Any]) -> str:
+def text_of(url: str, event: Mapping[str, Any]) -> str:
     """What an event says that the program has printed."""
-    if isinstance(event.get("base64"), str):
-        return base64.b64decode(event["base64"]).decode("utf-8", "replace")
-    return str(event.get("text", ""))
+    encoded, text = event.get("base64"), event.get("text", "")
+    try:
+        if isinstance(encoded, str):
+            return base64.b64decode(encoded).decode("utf-8", "replace")
+    except ValueError as error:
+        raise _wire.wrong_answer(url, f"an event of it is no base64: {error}") from None
+    if not isinstance(text, str):
+        raise _wire.wrong_answer(url, "the text of an event is none")
+    return text
 
 
 def pause(problem: Problem, attempt: int) -> float:
@@ -107,7 +116,7 @@ class Batches:
         self._requests = requests
         self._size = BATCH if concurrency is None else max(1, min(BATCH, concurrency // BATCHES))
         self._at_a_time = min(BATCHES, concurrency or BATCHES)
-        self._results: list[Mapping[str, Any] | None] = [None] * len(requests)
+        self._results: list[Result | None] = [None] * len(requests)
         self._tries = [0] * len(requests)
         self._queue: deque[int] = deque()
         self._not_before = 0.0
@@ -120,7 +129,7 @@ class Batches:
                 self._settle(index, of_problem(Problem(400, request.reason, str(request), started=False)))
         self._ran_none = self._done
 
-    def run(self, show: Callable[[int], object]) -> list[Mapping[str, Any]]:
+    def run(self, show: Callable[[int], object]) -> list[Result]:
         """Sends all, and gives their results."""
         calls: set[Call] = set()
         running: dict[Future[Problem | None], list[int]] = {}
@@ -167,16 +176,18 @@ class Batches:
         path = "/v1/batch" + _wire.query(policy=self._policy, order="ended")
         try:
             # It is silent while all its programs run.
-            response = call.send("POST", path, body, accept=_wire.EVENTS, kind=_wire.EVENTS, silence=None)
-            for answer in _wire.lines(url, response):
-                if answer.get("type") == "end":
+            answer = call.send("POST", path, body, accept=_wire.EVENTS, kind=_wire.EVENTS, silence=None)
+            if answer.kind != _wire.EVENTS:
+                raise _wire.wrong_answer(url, "it is no stream of answers")
+            for line in _wire.lines(url, answer):
+                if line.get("type") == "end":
                     return None
-                place = answer.get("index")
-                if not isinstance(place, int):
+                place = line.get("index")
+                if type(place) is not int:
                     raise _wire.wrong_answer(url, "a line of it is no answer")
                 # One behind the last is about the rest of the body.
                 if 0 <= place < len(batch):
-                    self._take(batch[place], answer)
+                    self._take(batch[place], line)
             raise _wire.lost(url, "it ended the stream", started=True)
         except Problem as problem:
             return problem
@@ -185,13 +196,16 @@ class Batches:
         finally:
             call.close()
 
-    def _take(self, index: int, answer: Mapping[str, Any]) -> None:
+    def _take(self, index: int, line: Mapping[str, Any]) -> None:
         if self._results[index] is not None:
             return
-        if isinstance(answer.get("problem"), dict):
-            self._fail(index, Problem.of(answer["problem"]))
-        else:
-            self._settle(index, result_of(self._address.url, answer.get("result")))
+        url = self._address.url
+        try:
+            if line.get("problem") is not None:
+                raise Problem.of(url, line["problem"])
+            self._settle(index, result_of(url, line.get("result")))
+        except Problem as problem:
+            self._fail(index, problem)
 
     def _after(self, batch: Sequence[int], problem: Problem | None) -> None:
         """What becomes of the programs of a batch that have no result."""
@@ -224,7 +238,7 @@ class Batches:
             self._queue.append(index)
             self._not_before = max(self._not_before, time.monotonic() + pause(problem, attempt))
 
-    def _settle(self, index: int, result: Mapping[str, Any]) -> None:
+    def _settle(self, index: int, result: Result) -> None:
         with self._lock:
             self._results[index] = result
             self._done += 1

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _request, _result, _wire
+from . import _request, _wire
 from ._batches import Batches, Progress, encoded, of_problem, pause, result_of, text_of
 from ._errors import BadRequest
 from ._exec import checked
@@ -23,10 +24,10 @@ from ._wire import Address, Call, Problem
 if TYPE_CHECKING:
     import os
     import ssl
-    from http.client import HTTPResponse
 
     from typing_extensions import Unpack
 
+    from ._answer import Answer
     from ._request import RunOptions
 
 
@@ -95,28 +96,26 @@ class Client:
                 call.aborted.wait(pause(problem, attempt))
         raise AssertionError("the last try returns")
 
-    def _run_once(
-        self, call: Call, request: bytes, listeners: Mapping[str, Callable[[str], object] | None]
-    ) -> Mapping[str, Any]:
+    def _run_once(self, call: Call, request: bytes, listeners: Mapping[str, Callable[[str], object] | None]) -> Result:
         url, path = self._address.url, "/v1/run" + _wire.query(policy=self._policy)
         call.number = None
         try:
-            response = call.send("POST", path, request, accept=_wire.EVENTS, kind="application/json")
-            if _wire.kind_of(response) != _wire.EVENTS:
-                return result_of(url, _wire.whole(url, response))
+            answer = call.send("POST", path, request, accept=_wire.EVENTS, kind="application/json")
+            if answer.kind != _wire.EVENTS:
+                return result_of(url, _wire.whole(url, answer))
             seen = tries = 0
             while True:
                 cut = _wire.lost(url, "it ended the stream", started=True)
                 try:
-                    for event in _wire.lines(url, response):
+                    for event in _wire.lines(url, answer):
                         if (result := self._heard(call, event, listeners)) is not None:
                             return result
-                        if isinstance(event.get("seq"), int) and event["seq"] > seen:
+                        if type(event.get("seq")) is int and event["seq"] > seen:
                             seen, tries = event["seq"], 0
                 except _wire.Cut as error:
                     cut = _wire.lost(url, error, started=True)
                 tries += 1
-                response = self._go_on(call, seen, tries, cut)
+                answer = self._go_on(call, seen, tries, cut)
         except Problem:
             raise
         except BaseException:
@@ -128,21 +127,23 @@ class Client:
 
     def _heard(
         self, call: Call, event: Mapping[str, Any], listeners: Mapping[str, Callable[[str], object] | None]
-    ) -> Mapping[str, Any] | None:
+    ) -> Result | None:
         """The result, if the event has it."""
-        kind = event.get("type")
+        url, kind = self._address.url, event.get("type")
         if kind == "result":
-            return result_of(self._address.url, event.get("result"))
+            return result_of(url, event.get("result"))
         if kind == "problem":
-            raise Problem.of(event.get("problem") or {})
-        if kind == "accepted" and str(event.get("run", "")).isalnum():
+            raise Problem.of(url, event.get("problem"))
+        if kind == "accepted":
+            if not _is_number(event.get("run")):
+                raise _wire.wrong_answer(url, "it accepts a run without a number")
             call.number = event["run"]
-        listener = listeners.get(str(kind))
+        listener = listeners.get(kind) if isinstance(kind, str) else None
         if listener is not None:
-            listener(text_of(event))
+            listener(text_of(url, event))
         return None
 
-    def _go_on(self, call: Call, seen: int, tries: int, cut: Problem) -> HTTPResponse:
+    def _go_on(self, call: Call, seen: int, tries: int, cut: Problem) -> Answer:
         """The stream after an event, where it was cut: this runs nothing again."""
         while call.number is not None and tries <= TRIES and not call.aborted.wait(RETRY_INTERVAL):
             call.close()
@@ -201,15 +202,18 @@ class Client:
                 requests.append(error)
         batches = Batches(self._address, self._policy, self._retries, requests, concurrency, stop)
         with Progress(progress, len(requests)) as show:
-            return [_result.parse(one) for one in batches.run(show)]
+            return batches.run(show)
 
     def runs(self) -> list[Mapping[str, Any]]:
         """The key's runs that wait or run; with the scope `watch` those of all keys."""
-        return list(self._ask("GET", "/v1/runs").get("runs") or ())
+        runs = self._ask("GET", "/v1/runs").get("runs")
+        if not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
+            raise _wire.raised(_wire.wrong_answer(self._address.url, "it has no list of runs"))
+        return runs
 
     def cancel(self, run: str) -> bool:
         """Cancels a run of this key by its number; False if it has ended, or is not the key's."""
-        if not run.isalnum():
+        if not _is_number(run):
             raise BadRequest(f"{run!r} is no number of a run", reason="no_such_run")
         try:
             self._ask("DELETE", f"/v1/runs/{run}")
@@ -222,14 +226,19 @@ class Client:
     def _ask(self, method: str, path: str) -> Mapping[str, Any]:
         call = Call(self._address)
         try:
-            response = call.send(method, path)
-            return {} if method == "DELETE" else _wire.whole(self._address.url, response)
+            answer = call.send(method, path)
+            return {} if method == "DELETE" else _wire.whole(self._address.url, answer)
         except Problem as problem:
             if method == "DELETE":
                 raise
             raise _wire.raised(problem) from None
         finally:
             call.close()
+
+
+def _is_number(run: object) -> bool:
+    """Whether it may be the number of a run, and so a part of a path."""
+    return isinstance(run, str) and re.fullmatch("[0-9A-Za-z]{1,64}", run) is not None
 
 
 class AsyncClient:

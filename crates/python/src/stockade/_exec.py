@@ -159,12 +159,20 @@ def judge(output: bytes, remarks: bytes, status: int | None) -> Result:
     if not isinstance(data, dict):
         words = remarks.decode("utf-8", "replace").strip() or "its stderr was empty"
         raise SandboxError(f"stockade ended with status {status} and without a result: {words}", reason="no_result")
-    return checked(data)
+    return read_result(data)
 
 
-def checked(data: Mapping[str, Any]) -> Result:
-    """A result object; raises where no sandbox could be set up."""
-    result = _result.parse(data)
+def read_result(data: Mapping[str, Any]) -> Result:
+    """The result that the program gave; raises the error where it is one."""
+    try:
+        result = _result.parse(data)
+    except ValueError as error:
+        raise SandboxError(f"what stockade gave is no result: {error}", reason="no_result") from None
+    return checked(result)
+
+
+def checked(result: Result) -> Result:
+    """The result; raises where no sandbox could be set up."""
     if result.verdict in (Verdict.BAD_REQUEST, Verdict.SANDBOX_ERROR):
         raise refusal(result.verdict, result.error, result.reason or result.verdict, result)
     return result

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _request
 from ._errors import BadRequest, SandboxError, SessionEnded
-from ._exec import checked, refusal
+from ._exec import read_result, refusal
 from ._result import Result
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(code: str, options: _request.RunOptions) -> Operation[Result]:
     answer = yield _request.run(code, options, op="run")
     if answer.get("reason") == "session_ended":
         _refuse(answer)
-    return checked(answer)
+    return read_result(answer)
 
 
 def write(path: str, content: str | bytes, append: bool) -> Operation[int]:

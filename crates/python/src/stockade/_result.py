@@ -1,17 +1,21 @@
 """The result of a run, as frozen values.
 
 Fields that this package does not know are left out, but `raw` has all of them; a verdict
-that it does not know stays a plain string, and `success` still tells how to judge it.
+that it does not know stays a plain string, and `success` still tells how to judge it. Each field
+is of the type that it declares: what came otherwise is no result, and `parse` says why.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import re
+import types
+import typing
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -352,47 +356,43 @@ def _head_and_tail(text: str, most: int) -> str:
 _IN_WORDS = (Verdict.BAD_REQUEST, Verdict.SANDBOX_ERROR, Verdict.SCREENED, Verdict.APPROVAL_REQUIRED)
 
 
-def parse(data: Mapping[str, Any]) -> Result:
-    """A result object of the program that was asked for streams in base64."""
-    refused = data.get("verdict") in _IN_WORDS
-    output = base64.b64decode(data.get("output") or "")
-    # The reason why nothing ran is plain text, not base64.
-    error = str(data.get("error") or "").encode() if refused else base64.b64decode(data.get("error") or "")
-    texts = [stream.decode("utf-8", "replace") for stream in (output, error)]
-    policy, receipt = data.get("policy"), data.get("receipt")
-    verdict = str(data.get("verdict", ""))
-    return Result(
-        output=texts[0],
-        error=texts[1],
-        code=int(data.get("code", 125)),
-        success=data.get("success") is True,
-        verdict=Verdict(verdict) if verdict in Verdict._value2member_map_ else verdict,
-        reason=data.get("reason"),
-        started=data.get("started") is True,
-        compile=_compile(data["compile"]) if data.get("compile") else None,
-        signal=data.get("signal"),
-        duration_ms=int(data.get("duration_ms") or 0),
-        limits_unenforced=tuple(data.get("limits_unenforced") or ()),
-        limits_hit=tuple(data.get("limits_hit") or ()),
-        output_bytes=output,
-        error_bytes=error,
-        total_bytes=_per_stream(data.get("bytes"), 0),
-        truncated=_per_stream(data.get("truncated"), False),
-        lossy=PerStream(*(not _is_utf8(stream) for stream in (output, error))),
-        usage=_known(Usage, data.get("usage")),
-        limits=dict(data.get("limits") or {}),
-        findings=tuple(_known(Finding, one) for one in data.get("findings") or ()),
-        approval=_approval(data["approval"]) if data.get("approval") else None,
-        denials=tuple(_known(Denial, one) for one in data.get("denials") or ()),
-        egress=dict(data.get("egress") or {}),
-        files=tuple(_file(one) for one in data.get("files") or ()),
-        receipt=_receipt(receipt) if receipt else None,
-        policy=_known(PolicyId, policy) if policy else None,
-        audit=data.get("audit"),
-        id=data.get("id"),
-        labels=dict(data.get("labels") or {}),
-        raw=data,
-    )
+def parse(data: object) -> Result:
+    """A result object of the program that was asked for streams in base64. `ValueError`, which says
+    why, where it is none."""
+    given = _object(data, "a result")
+    verdict = given.get("verdict")
+    if not isinstance(verdict, str):
+        raise ValueError("a result has no `verdict`")
+    output, error = _bytes(given, "output"), _error(given)
+    made = {
+        "output": output.decode("utf-8", "replace"),
+        "error": error.decode("utf-8", "replace"),
+        "code": given.get("code", 125),
+        "success": given.get("success") is True,
+        "verdict": Verdict(verdict) if verdict in Verdict._value2member_map_ else verdict,
+        "started": given.get("started") is True,
+        "compile": _compile(given["compile"]) if given.get("compile") else None,
+        "duration_ms": given.get("duration_ms") or 0,
+        "limits_unenforced": _tuple(given, "limits_unenforced"),
+        "limits_hit": _tuple(given, "limits_hit"),
+        "output_bytes": output,
+        "error_bytes": error,
+        "total_bytes": _per_stream(given.get("bytes"), 0),
+        "truncated": _per_stream(given.get("truncated"), False),
+        "lossy": PerStream(*(not _is_utf8(stream) for stream in (output, error))),
+        "usage": _known(Usage, given.get("usage") or {}),
+        "limits": given.get("limits") or {},
+        "findings": tuple(_known(Finding, one) for one in _tuple(given, "findings")),
+        "approval": _approval(given["approval"]) if given.get("approval") else None,
+        "denials": tuple(_known(Denial, one) for one in _tuple(given, "denials")),
+        "egress": given.get("egress") or {},
+        "files": tuple(_file(one) for one in _tuple(given, "files")),
+        "receipt": _receipt(given["receipt"]) if given.get("receipt") else None,
+        "policy": _known(PolicyId, given["policy"]) if given.get("policy") else None,
+        "labels": given.get("labels") or {},
+        "raw": given,
+    }
+    return _known(Result, {**given, **made})
 
 
 def _is_utf8(stream: bytes) -> bool:
@@ -403,38 +403,105 @@ def _is_utf8(stream: bytes) -> bool:
     return True
 
 
+def _object(data: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{what} is no object")
+    return data
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    text = data.get(name) or ""
+    if not isinstance(text, str):
+        raise ValueError(f"`{name}` is no text")
+    return text
+
+
+def _bytes(data: Mapping[str, Any], name: str) -> bytes:
+    try:
+        return base64.b64decode(_text(data, name), validate=True)
+    except ValueError as error:
+        raise ValueError(f"`{name}` is no base64: {error}") from None
+
+
+def _error(data: Mapping[str, Any]) -> bytes:
+    """The errors of the program, or why nothing ran: that is plain text, not base64."""
+    if data.get("verdict") in _IN_WORDS or data.get("reason") == "cancelled_before_start":
+        return _text(data, "error").encode("utf-8", "replace")
+    return _bytes(data, "error")
+
+
+def _tuple(data: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    values = data.get(name) or []
+    if not isinstance(values, list):
+        raise ValueError(f"`{name}` is no list")
+    return tuple(values)
+
+
 def _per_stream(data: Any, absent: T) -> PerStream[T]:
     data = data if isinstance(data, Mapping) else {}
     return PerStream(data.get("output", absent), data.get("error", absent))
 
 
-def _known(kind: type[T], data: Any) -> T:
-    """Of a dataclass, with the members of `data` that it has."""
-    names = getattr(kind, "__dataclass_fields__", {})
-    return kind(**{name: value for name, value in (data or {}).items() if name in names})
+def _known(kind: type[T], data: object) -> T:
+    """Of a dataclass, with the members of `data` that it has. One that is null is absent."""
+    name = kind.__name__
+    given, known = _object(data, f"the {name}"), {}
+    for member, (declared, is_needed) in _members(kind).items():  # type: ignore[arg-type]
+        value = given.get(member)
+        if not _is_of(value, declared):
+            if value is not None or is_needed:
+                raise ValueError(f"`{member}` of the {name} is missing, or of a wrong type")
+        elif member in given or is_needed:
+            known[member] = value
+    return kind(**known)
 
 
-def _compile(data: Mapping[str, Any]) -> Compile:
-    texts = {name: base64.b64decode(data.get(name) or "").decode("utf-8", "replace") for name in ("output", "error")}
-    return _known(Compile, {**data, **texts})
+@functools.cache
+def _members(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
+    """The fields of a dataclass: their type, and whether they have no default."""
+    declared = typing.get_type_hints(kind)
+    return {one.name: (declared[one.name], one.default is MISSING) for one in fields(kind)}
 
 
-def _receipt(data: Mapping[str, Any]) -> Receipt:
-    lists = {
-        "layers": tuple(_known(Layer, one) for one in data.get("layers") or ()),
-        "degraded": tuple(data.get("degraded") or ()),
-    }
-    return _known(Receipt, {**data, **lists})
+def _is_of(value: object, declared: Any) -> bool:
+    """Whether a value is of a type, such as those above are declared with."""
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    if declared is Any:
+        return True
+    if origin is types.UnionType:
+        return any(_is_of(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_of(one, inner[0]) for one in value)
+    if origin is PerStream:
+        return isinstance(value, PerStream) and _is_of(value.output, inner[0]) and _is_of(value.error, inner[0])
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_is_of(one, inner[1]) for one in value.values())
+    # A truth value is an `int` too, for Python.
+    return isinstance(value, declared) and (declared is bool or not isinstance(value, bool))
 
 
-def _approval(data: Mapping[str, Any]) -> Approval:
-    return _known(Approval, {**data, "approvers": tuple(data.get("approvers") or ())})
+def _compile(data: object) -> Compile:
+    given = _object(data, "`compile`")
+    output, error = (stream.decode("utf-8", "replace") for stream in (_bytes(given, "output"), _error(given)))
+    return _known(Compile, {**given, "output": output, "error": error})
 
 
-def _file(data: Mapping[str, Any]) -> CollectedFile:
+def _receipt(data: object) -> Receipt:
+    given = _object(data, "`receipt`")
+    layers = tuple(_known(Layer, one) for one in _tuple(given, "layers"))
+    return _known(Receipt, {**given, "layers": layers, "degraded": _tuple(given, "degraded")})
+
+
+def _approval(data: object) -> Approval:
+    given = _object(data, "`approval`")
+    return _known(Approval, {**given, "approvers": _tuple(given, "approvers")})
+
+
+def _file(data: object) -> CollectedFile:
+    given = _object(data, "a file")
     content: bytes | None = None
-    if isinstance(data.get("text"), str):
-        content = data["text"].encode()
-    elif isinstance(data.get("base64"), str):
-        content = base64.b64decode(data["base64"])
-    return _known(CollectedFile, {**data, "content": content})
+    if isinstance(given.get("text"), str):
+        content = given["text"].encode()
+    elif given.get("base64") is not None:
+        content = _bytes(given, "base64")
+    return _known(CollectedFile, {**given, "content": content})

@@ -1,8 +1,9 @@
 """Connections to a service: a UNIX socket, HTTP or HTTPS, by the standard library alone.
 
 The key goes to the one address that was named: no redirect is followed and no proxy is used. A
-UNIX socket must be root's or this user's own. Each line of an answer has a limit. Nothing is
-repeated here.
+UNIX socket must be root's or this user's own. Whatever comes as an answer, a `Problem` or a `Cut`
+is all that is raised. An object has a limit of bytes, and outside of a stream one of time; a stream
+may go on for ever. Nothing is repeated here.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import stat
 import struct
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit
 
+from ._answer import HEAD_TIMEOUT, Answer, Malformed
 from ._errors import BadRequest, SandboxError
 
 #: Seconds to connect, and seconds of silence while a stream sends something every 10 s.
@@ -34,8 +36,10 @@ SILENCE_TIMEOUT = 60.0
 EVENTS = "application/x-ndjson"
 #: Bytes that are sent at once.
 BLOCK = 1 << 16
-#: The longest line of an answer.
-MAX_LINE = 128 << 20
+#: The longest object of an answer, and the longest that states a problem.
+MAX_OBJECT, MAX_PROBLEM = 128 << 20, 1 << 20
+#: Seconds that an answer of one object may take.
+WHOLE_TIMEOUT = 600.0
 #: The longest token.
 MAX_KEY = 4096
 
@@ -51,15 +55,24 @@ class Problem(Exception):
         self.started, self.retry_after = started, retry_after
 
     @classmethod
-    def of(cls, data: Mapping[str, Any], status: int = 0, retry_after: float | None = None) -> Problem:
-        """The problem that a service states, as RFC 9457 has it."""
-        detail = str(data.get("detail") or data.get("title") or "the service gives no detail")
+    def of(
+        cls, url: str, data: object, status: int = 0, retry_after: float | None = None, *, started: bool = True
+    ) -> Problem:
+        """The problem that a service states, as RFC 9457 has it: a member of another type counts as
+        absent. `started` holds where what came is no such problem."""
+        members = data if isinstance(data, dict) else {}
+        reason, *words = [
+            text if isinstance(text := members.get(name), str) else "" for name in ("reason", "detail", "title")
+        ]
+        if not reason:
+            return wrong_answer(url, "it states a problem without a reason", started=started)
+        own = members.get("status")
         return cls(
-            int(data.get("status") or status),
-            str(data.get("reason") or "server_answer"),
-            detail,
+            own if type(own) is int and 100 <= own < 600 else status,
+            reason,
+            next(filter(None, words), "the service gives no detail"),
             # One that does not say so leaves it open.
-            started=data.get("started") is not False,
+            started=members.get("started") is not False,
             retry_after=retry_after,
         )
 
@@ -215,7 +228,7 @@ class Call:
         accept: str = "",
         kind: str = "",
         silence: float | None = SILENCE_TIMEOUT,
-    ) -> http.client.HTTPResponse:
+    ) -> Answer:
         """Sends a request; the head of its answer. `Problem` where that is a refusal."""
         fields = {"User-Agent": "stockade-python", "Connection": "close"}
         if self.address.key is not None:
@@ -249,16 +262,15 @@ class Call:
             except (BrokenPipeError, ConnectionResetError):
                 # A refusal may have come before all was sent.
                 pass
-            self._socket.settimeout(silence)
-            response = connection.getresponse()
+            answer = Answer(self._socket, silence)
+        except Malformed as error:
+            raise wrong_answer(self.address.url, str(error), started=sent and method == "POST") from None
         except (OSError, http.client.HTTPException) as error:
-            if sent and isinstance(error, http.client.HTTPException) and not isinstance(error, ConnectionError):
-                raise wrong_answer(self.address.url, f"{type(error).__name__}: {error}") from None
             # What a service has not got whole it does not start.
             raise lost(self.address.url, error, started=sent and method == "POST") from None
-        if response.status // 100 != 2:
-            raise _refusal(self.address.url, response)
-        return response
+        if answer.status // 100 != 2:
+            raise _refusal(self.address.url, answer)
+        return answer
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -276,24 +288,27 @@ def lost(url: str, error: object, *, started: bool) -> Problem:
     return Problem(0, "server_lost", f"{url} went away without a result ({why}); {code}", started=started)
 
 
-def _refusal(url: str, response: http.client.HTTPResponse) -> Problem:
-    status = response.status
-    kind = kind_of(response)
+def _refusal(url: str, answer: Answer) -> Problem:
+    status, kind, where = answer.status, answer.kind, answer.field("location")
+    # A proxy that answers so has not passed the request on.
+    started = not 300 <= status < 500
     if kind == "application/problem+json":
         try:
-            data = json.loads(response.read(1 << 20))
-        except (ValueError, OSError, http.client.HTTPException):
-            data = None
-        if isinstance(data, dict) and data.get("reason"):
-            return Problem.of(data, status, _seconds(response.getheader("Retry-After")))
-    where = response.getheader("Location")
+            data = _object(url, answer, MAX_PROBLEM, HEAD_TIMEOUT, started=started)
+        except Problem as problem:
+            return problem
+        return Problem.of(url, data, status, _seconds(answer.field("retry-after")), started=started)
     what = (
-        f"status {status} leads to {where}, which does not get the key"
+        f"status {status} leads to {_shown(where)}, which does not get the key"
         if where
-        else f"status {status} with {kind or 'no type'}"
+        else f"status {status} with {_shown(kind) if kind else 'no type'}"
     )
-    # A proxy that answers so has not passed the request on.
-    return wrong_answer(url, what, started=not 300 <= status < 500)
+    return wrong_answer(url, what, started=started)
+
+
+def _shown(text: str) -> str:
+    """The begin of what a server may have made up."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:200])
 
 
 def wrong_answer(url: str, what: str, *, started: bool = True) -> Problem:
@@ -301,50 +316,76 @@ def wrong_answer(url: str, what: str, *, started: bool = True) -> Problem:
     return Problem(-1, "server_answer", f"the answer of {url} is not that of stockade serve: {what}", started=started)
 
 
-def kind_of(response: http.client.HTTPResponse) -> str:
-    """The type of an answer, without its parameters."""
-    return (response.getheader("Content-Type") or "").split(";")[0].strip().lower()
-
-
 def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and re.fullmatch(r"\d{1,6}", text) else None
+    return float(text) if text is not None and re.fullmatch("[0-9]{1,6}", text) else None
 
 
-def lines(url: str, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def lines(url: str, answer: Answer) -> Iterator[dict[str, Any]]:
     """The objects of a stream, one a line. A last line that was cut off is left out.
     `Cut` where the stream breaks off.
     """
-    while True:
-        try:
-            line = response.readline(MAX_LINE + 1)
-        except (OSError, http.client.HTTPException) as error:
-            raise Cut(str(error) or type(error).__name__) from None
-        if len(line) > MAX_LINE:
-            raise wrong_answer(url, "it is longer than 128 MiB")
-        if not line.endswith(b"\n"):
-            return
-        yield _object(url, line)
+    line = bytearray()
+    try:
+        for part in answer.body():
+            end, *more = part.split(b"\n")
+            line += end
+            for begin in more:
+                yield _parsed(url, line)
+                line = bytearray(begin)
+            if len(line) > MAX_OBJECT:
+                raise _too_long(url, MAX_OBJECT, started=True)
+    except Malformed as error:
+        raise wrong_answer(url, str(error)) from None
+    except OSError as error:
+        raise Cut(str(error) or type(error).__name__) from None
 
 
-def whole(url: str, response: http.client.HTTPResponse) -> dict[str, Any]:
+def whole(url: str, answer: Answer) -> dict[str, Any]:
     """The one object of an answer."""
-    try:
-        data = response.read(MAX_LINE + 1)
-    except (OSError, http.client.HTTPException) as error:
-        raise lost(url, error, started=True) from None
-    if len(data) > MAX_LINE:
-        raise wrong_answer(url, "it is longer than 128 MiB")
-    return _object(url, data)
+    return _object(url, answer, MAX_OBJECT, WHOLE_TIMEOUT, started=True)
 
 
-def _object(url: str, data: bytes) -> dict[str, Any]:
+def _object(url: str, answer: Answer, most: int, seconds: float, *, started: bool) -> dict[str, Any]:
+    data = bytearray()
+    answer.within(seconds)
     try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
+        for part in answer.body():
+            data += part
+            if len(data) > most:
+                raise _too_long(url, most, started=started)
+    except Malformed as error:
+        raise wrong_answer(url, str(error), started=started) from None
+    except OSError as error:
+        raise lost(url, error, started=started) from None
+    return _parsed(url, data, started=started)
+
+
+def _too_long(url: str, most: int, *, started: bool) -> Problem:
+    return wrong_answer(url, f"it is longer than {most >> 20} MiB", started=started)
+
+
+def _parsed(url: str, data: bytes | bytearray, *, started: bool = True) -> dict[str, Any]:
+    """The object of a part of an answer: all JSON that a server sends is read here."""
+    try:
+        value = _JSON.decode(data.decode())
+        if _SURROGATE.search(data):
+            # Half of a pair is no text.
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise wrong_answer(url, "a part of it is nested too deeply", started=started) from None
+    except ValueError as error:
+        raise wrong_answer(url, f"a part of it is no JSON: {error}", started=started) from None
     if not isinstance(value, dict):
-        raise wrong_answer(url, "a part of it is no JSON object")
+        raise wrong_answer(url, "a part of it is no JSON object", started=started)
     return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def query(**fields: str | None) -> str:
