@@ -204,7 +204,7 @@ fn every_recipe_of_help_tighten_is_proven() {
     }
 }
 
-test!(Both, a_small_limit_of_processes_is_proven_with_its_own_number, seconds 300);
+test!(Both, a_small_limit_of_processes_is_proven_with_its_own_number, needs [Long], seconds 300);
 fn a_small_limit_of_processes_is_proven_with_its_own_number() {
     let policies = PolicyDirectory::new();
     // A proof takes its time, and the recipes' have 1: each user tries one number.
