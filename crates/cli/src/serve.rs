@@ -87,9 +87,9 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
             let examination = Examination::begin(&next.keys, &next.settings, Some(&first.settings)).map_err(not_taken)?;
             Ok(Box::new(NextSettings { first: &first, next: Some(next), examination }))
         }),
-        places: listening.places.clone(),
+        addresses: listening.addresses.clone(),
         tell: Box::new(warn),
-        ready: Box::new(|| warn(&format!("stockade: serving at {}", listening.places))),
+        ready: Box::new(|| warn(&format!("stockade: serving at {}", listening.addresses))),
     };
     let ended = serve(&service, listening.listeners);
     // Clients see at once that the service is gone.

@@ -34,7 +34,7 @@ use tokio::{
 };
 
 use crate::{
-    asking::{KeyFor, ToRun},
+    auth::{KeyFor, ToRun},
     front::{Buffer, Front, Order},
     http::{BodyReader, Shared, bad_query, check_type, new_number, policy_of, read_request},
     keys,

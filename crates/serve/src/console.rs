@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use stockade_protocol::service::Scope;
 
 use crate::{
-    asking::{Any, KeyFor, ToWatch},
+    auth::{Any, KeyFor, ToWatch},
     history::MINUTES,
     http::{Shared, bad_query, buffered_json, format_of, result_response, stream_response},
     keys::check_scope,

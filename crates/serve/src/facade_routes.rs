@@ -25,7 +25,7 @@ use stockade_serve::facade::{Invalid, execute as execute_facade, sandbox_fusion}
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::{
-    asking::{KeyFor, ToFacade, note_key},
+    auth::{KeyFor, ToFacade, note_key},
     batch::FOR_EVER,
     front::{Front, Order, RunHandle},
     http::{Peer, Shared, check_type, new_number, policy_of, read, read_request, result_response},

@@ -6,14 +6,14 @@
 //! what its client holds of it in `handle`.
 
 #[cfg(test)]
-mod answers;
+mod answer_tests;
 mod buffers;
 mod handle;
 mod kept;
+mod run_task;
 mod size;
 #[cfg(test)]
 pub mod tests;
-mod turn;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -555,17 +555,17 @@ impl Front {
         log.accept(&number, position);
         let length = request.len() as u64;
         let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
-        let place = turn::Place { front: Arc::clone(self), ticket, number: number.clone(), keep, outcome: OnceLock::new() };
-        let queued = turn::Queued { begin, request, buffer, waits, session, worker, cancelled, wait, came };
+        let guard = run_task::RunGuard { front: Arc::clone(self), ticket, number: number.clone(), keep, outcome: OnceLock::new() };
+        let run = run_task::PendingRun { begin, request, buffer, waits, session, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
-            let ending = turn::serve(&place, queued, &own_log).await.map_err(|problem| place.front.metrics.problem(problem));
+            let ending = run_task::execute(&guard, run, &own_log).await.map_err(|problem| guard.front.metrics.problem(problem));
             if let Err(problem) = &ending {
                 // After a result that found no room its verdict stands.
-                let _stands = place.outcome.set(Outcome::Problem { reason: problem.reason, started: problem.started });
+                let _stands = guard.outcome.set(Outcome::Problem { reason: problem.reason, started: problem.started });
             }
             own_log.end(ending);
-            drop(place);
+            drop(guard);
         });
         Ok(RunHandle { front: Arc::clone(self), number, log, cancels: true })
     }

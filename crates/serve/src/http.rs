@@ -30,7 +30,7 @@ use stockade_protocol::{
 };
 
 use crate::{
-    asking::{Any, KeyFor, ToRun, ToWatch},
+    auth::{Any, KeyFor, ToRun, ToWatch},
     batch::batch,
     console, facade_routes,
     front::{About, AskedLimits, AskedSize, Buffer, EventStream, Front, Order, RequestHash},

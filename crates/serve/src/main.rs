@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod asking;
+mod auth;
 mod batch;
 mod confine;
 mod console;

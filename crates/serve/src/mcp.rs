@@ -34,7 +34,7 @@ use stockade_protocol::{
 use tokio::sync::Notify;
 
 use crate::{
-    asking::{KeyFor, ToKeep},
+    auth::{KeyFor, ToKeep},
     front::{Buffer, Front, Order},
     http::{Shared, bad_query, check_type, new_number, policy_of, read, read_request},
     lock::lock,

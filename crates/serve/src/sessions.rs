@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use crate::{
-    asking::{KeyFor, OfSession, ToKeep},
+    auth::{KeyFor, OfSession, ToKeep},
     front::{Buffer, Front},
     http::{Shared, bad_query, buffered_json, check_type, json_response, new_number, policy_of, read, run_for},
     keys::now,

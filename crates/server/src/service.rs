@@ -6,11 +6,11 @@
 //! front says for hostile: it runs what the table of keys permits, and nothing else. All of them end
 //! with the supervisor; keepers alone outlive a front.
 
+mod front_watch;
 mod keeper;
 mod notify;
 mod supervisor;
 mod templates;
-mod watch;
 mod worker;
 
 use std::{

@@ -34,7 +34,7 @@ const GROUP: &str = "stockade";
 pub(super) struct Listening {
     pub(super) listeners: Vec<(ListenerKind, OwnedFd)>,
     /// For people.
-    pub(super) places: String,
+    pub(super) addresses: String,
     /// The socket's file that was made here, and goes with the service.
     pub(super) own_file: Option<PathBuf>,
 }
@@ -109,14 +109,14 @@ pub(super) fn listen(unix: Option<&Path>, tcp: Option<SocketAddr>, privileged: b
         };
         made.push(listener);
     }
-    let places = wanted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+    let addresses = wanted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
     if let Some(other) = passed.first() {
         bail!(
-            "systemd passes a socket at {}, and the service is to listen at {places}; make `ListenStream=` of its socket unit and `[listen]` the same",
+            "systemd passes a socket at {}, and the service is to listen at {addresses}; make `ListenStream=` of its socket unit and `[listen]` the same",
             other.at
         );
     }
-    Ok(Listening { listeners: made, places, own_file })
+    Ok(Listening { listeners: made, addresses, own_file })
 }
 
 /// A socket that systemd made.

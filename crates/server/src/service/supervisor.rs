@@ -31,10 +31,11 @@ use stockade_protocol::service::{
 };
 
 use super::{
-    UNREAD, notify, sealed_file, send,
+    UNREAD,
+    front_watch::{self, FrontState, FrontWatch},
+    notify, sealed_file, send,
     templates::{Reply, ServedTemplate, SettingsView, TemplateStore, ready_workers},
     timespec,
-    watch::{self, FrontState, FrontWatch},
 };
 
 const FRONT: &str = "stockade-serve";
@@ -66,7 +67,7 @@ pub struct Service<'a> {
     /// Begins to read the settings again. An error keeps those before.
     pub read_again: Box<dyn Fn() -> Result<Box<dyn Reading + 'a>, NotTaken> + 'a>,
     /// Where it listens, for people.
-    pub places: String,
+    pub addresses: String,
     /// Tells the administrator.
     pub tell: Box<dyn Fn(&str) + 'a>,
     /// Called once, when connections are accepted.
@@ -222,9 +223,9 @@ impl Process {
     }
 }
 
-/// A worker, at its place among them.
+/// A worker; `index`: of those that run beside each other no two have one.
 struct Worker {
-    place: usize,
+    index: usize,
     process: Process,
     table: TableState,
     /// It has read a table.
@@ -259,7 +260,7 @@ impl Worker {
 
     fn send_table(&self, ServiceSettings { front, templates }: &ServiceSettings) -> io::Result<()> {
         let policies = front.keys.iter().map(|key| (key.id.clone(), key.policies.clone())).collect();
-        let ready_for = ready_workers(&front.keys, templates).into_iter().nth(self.place);
+        let ready_for = ready_workers(&front.keys, templates).into_iter().nth(self.index);
         let table = serde_json::to_vec(&WorkerTable { policies, ready_for }).map_err(io::Error::other)?;
         self.process.send_now(&FromSupervisor::Table, &[sealed_file(&table)?.as_fd()])
     }
@@ -503,14 +504,14 @@ impl Group<'_, '_> {
 
     fn start_worker(&mut self) -> Result<(), ServiceError> {
         let failed = |error| ServiceError::Start { what: "a worker", error };
-        let is_free = |place: &usize| self.workers.iter().all(|worker| worker.place != *place);
-        let place = (0..).find(is_free).unwrap_or_default();
+        let is_free = |index: &usize| self.workers.iter().all(|worker| worker.index != *index);
+        let index = (0..).find(is_free).unwrap_or_default();
         let start = || -> io::Result<(Worker, UnixStream)> {
             let (of_front, its_front) = UnixStream::pair()?;
             let (ours, its) = UnixStream::pair()?;
             let mut command = own_program_of_service();
             command.arg0("stockade").arg("serve-worker").stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
-            Ok((Worker { place, process: Process::spawn(command, ours)?, table: TableState::Read, has_begun: false }, of_front))
+            Ok((Worker { index, process: Process::spawn(command, ours)?, table: TableState::Read, has_begun: false }, of_front))
         };
         let (mut worker, of_front) = start().map_err(failed)?;
         worker.update_table(&self.settings);
@@ -525,7 +526,7 @@ impl Group<'_, '_> {
         let end = Instant::now() + READY_TIME;
         while Instant::now() < end {
             let Some(front) = &mut self.front else { break };
-            let has_read_all = watch::has_read_all(front);
+            let has_read_all = front_watch::has_read_all(front);
             if front.has_ended() {
                 // What it was sent is gone, and was not read.
                 self.note_ended()?;
@@ -545,7 +546,7 @@ impl Group<'_, '_> {
         let lacks = lacks.iter().map(|lack| format!("; {}", lack.in_short())).collect::<String>();
         let kept = self.not_taken.as_ref().and_then(|why| why.lines().next());
         let kept = kept.map(|why| format!("; the configuration stays as it was: {why}")).unwrap_or_default();
-        format!("serving at {}, {} workers, {} keys{lacks}{kept}", self.service.places, self.service.workers, keys.len())
+        format!("serving at {}, {} workers, {} keys{lacks}{kept}", self.service.addresses, self.service.workers, keys.len())
     }
 
     /// Ends a front that stands still; the loop replaces it.

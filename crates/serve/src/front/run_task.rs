@@ -1,5 +1,5 @@
 //! One run, from the queue to its result: the wait for a worker or a keeper, what that says while it
-//! runs, and the place that is given back.
+//! runs, and what is given back at its end.
 //!
 //! A run whose worker goes before the program has begun is given to another one, which compiles the code anew
 //! where that is to be compiled. Which request is next is decided in `admission`.
@@ -26,8 +26,8 @@ use crate::{
     watch::Outcome,
 };
 
-/// The place that a request has taken; gives it back when dropped.
-pub(super) struct Place {
+/// A request that waits or runs: takes it off the front's lists when dropped.
+pub(super) struct RunGuard {
     pub(super) front: Arc<Front>,
     pub(super) ticket: Ticket,
     pub(super) number: RunNumber,
@@ -36,7 +36,7 @@ pub(super) struct Place {
     pub(super) outcome: OnceLock<Outcome>,
 }
 
-impl Drop for Place {
+impl Drop for RunGuard {
     fn drop(&mut self) {
         let mut state = self.front.state();
         state.waiters.remove(&self.ticket);
@@ -60,7 +60,7 @@ impl Drop for Place {
 }
 
 /// A request until it has its worker.
-pub(super) struct Queued {
+pub(super) struct PendingRun {
     pub(super) begin: Begin,
     pub(super) request: Vec<u8>,
     pub(super) buffer: Buffer,
@@ -73,10 +73,10 @@ pub(super) struct Queued {
 }
 
 /// Waits for a worker, and for what comes of the run there.
-pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
-    let Queued { begin, request, buffer, waits, session, worker: mut given, mut cancelled, wait, came } = turn;
+pub(super) async fn execute(guard: &RunGuard, run: PendingRun, log: &RunLog) -> Ending {
+    let PendingRun { begin, request, buffer, waits, session, worker: mut given, mut cancelled, wait, came } = run;
     let (key, policy, number) = (begin.key.clone(), begin.policy.clone(), begin.run.clone());
-    let metrics = &place.front.metrics;
+    let metrics = &guard.front.metrics;
     let late = || tokio::time::sleep(wait.saturating_sub(came.elapsed()));
     // The turn of a session's run comes only when it has its keeper.
     let mut keeper = match &session {
@@ -90,7 +90,7 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         },
     };
     if keeper.is_some() {
-        place.front.has_keeper(place.ticket);
+        guard.front.has_keeper(guard.ticket);
     }
     let mut held = Some((request, buffer));
     let mut tries = 0;
@@ -111,9 +111,9 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         let Some(mut worker) = next else { return Err(draining()) };
         let began = Instant::now();
         let queued = began.duration_since(came);
-        if let Some(run) = place.front.state().runs.get_mut(&place.number) {
+        if let Some(run) = guard.front.state().runs.get_mut(&guard.number) {
             run.began = Some(began);
-            place.front.watch.changed(&place.number, run);
+            guard.front.watch.changed(&guard.number, run);
         }
         if tries == 0 {
             metrics.begun(queued);
@@ -136,14 +136,14 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             let problem = if session.is_some() { session_ended() } else { lost(&error.to_string()) };
             return Err(Problem { started: log.has_started(), ..problem });
         }
-        given = place.front.another_worker(waits.clone());
+        given = guard.front.another_worker(waits.clone());
     };
     let ended = Ended::of(&result);
     let unrecorded = unrecorded(&ended, &result);
     metrics.ended(&policy, &key, &ended);
-    place.front.state().admission.spend(&key, ended.cpu_ms(), Instant::now());
+    guard.front.state().admission.spend(&key, ended.cpu_ms(), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
-    let front = Arc::clone(&place.front);
+    let front = Arc::clone(&guard.front);
     tokio::spawn(async move {
         let idle = worker.next().await;
         match (idle, worker) {
@@ -154,10 +154,10 @@ pub(super) async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         }
     });
     // It is the first outcome.
-    let _first = place.outcome.set(Outcome::Result(Box::new(ended)));
+    let _first = guard.outcome.set(Outcome::Result(Box::new(ended)));
     match unrecorded {
         Some(problem) => Err(problem),
-        None => place.front.buffered(&key, with_place(result, &number, &key, queued), true),
+        None => guard.front.buffered(&key, with_run(result, &number, &key, queued), true),
     }
 }
 
@@ -234,7 +234,7 @@ async fn exchange(
 }
 
 /// A worker's result, with what the front knows of the run.
-fn with_place(mut result: Vec<u8>, number: &str, key: &str, queued: Duration) -> Vec<u8> {
+fn with_run(mut result: Vec<u8>, number: &str, key: &str, queued: Duration) -> Vec<u8> {
     // It is an object, which ends with its brace.
     while result.pop().is_some_and(|byte| byte != b'}') {}
     let more = json!({ "run": number, "key": key, "queued_ms": queued.as_millis() as u64 }).to_string();
