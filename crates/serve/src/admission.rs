@@ -122,7 +122,7 @@ impl Admission {
     pub fn change(&mut self, capacity: Capacity, keys: &[Key]) -> Vec<(Ticket, NotAdmitted)> {
         self.capacity = capacity;
         self.quotas = keys.iter().map(|key| (key.id.clone(), key.clone())).collect();
-        // What a key has used it has used also when it comes back; one that has gone and has nothing here is forgotten.
+        // A key that has gone, and of which nothing waits or runs, is forgotten.
         self.keys.retain(|key, state| self.quotas.contains_key(key) || state.running > 0 || !state.waiting.is_empty());
         let mut hopeless = Vec::new();
         for (key, state) in &self.keys {
