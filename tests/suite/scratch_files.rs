@@ -116,3 +116,17 @@ fn only_the_programs_own_file_is_removed_under_a_name_of_the_request() {
         fs::remove_file(&program).unwrap();
     }
 }
+
+test!(Both, a_listing_has_so_many_bytes_of_paths);
+fn a_listing_has_so_many_bytes_of_paths() {
+    // As many files, with names of 250 letters and of a few.
+    for (letters, is_whole) in [(246, false), (1, true)] {
+        let mut session = Session::open(&[]);
+        session.output(&format!("for n in range(6000): open('\\x01' * {letters} + f'{{n:04}}', 'w').close()"));
+        let listed = session.ask(json!({"op": "list"}));
+        let entries = listed["entries"].as_array().unwrap().len();
+        assert_eq!((&listed["truncated"], entries >= 6000), (&json!(!is_whole), is_whole), "{letters}: {entries}");
+        assert!(listed.to_string().len() < 8 << 20);
+        session.close();
+    }
+}

@@ -8,7 +8,10 @@ use axum::{
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use stockade_protocol::service::{ListenerKind, Scope};
+use stockade_protocol::{
+    OutputStream,
+    service::{ListenerKind, Scope},
+};
 
 use super::{
     tests::{front, key, settings},
@@ -148,6 +151,35 @@ async fn a_list_of_runs_has_the_newest_alone_and_counts_until_it_is_written() {
     // The control: they make room when they are gone.
     held.clear();
     assert_eq!(get(&front, "/v1/runs").await.status(), StatusCode::OK);
+}
+
+#[test]
+fn output_in_many_small_parts_counts_what_these_take() {
+    let front = front(Settings { max_buffers: 1 << 30, ..settings(&[key("a")]) });
+    let output_of = |parts: usize, bytes: usize| {
+        let log = RunLog::new(front.buffer("a"), 1 << 30);
+        (0..parts).for_each(|_| log.print(OutputStream::Stdout, &vec![b'x'; bytes]));
+        log.output()
+    };
+    // The control: the same bytes in large parts.
+    assert!(output_of(4, 16 << 10) < 65 << 10);
+    assert!((300 << 10..500 << 10).contains(&output_of(64 << 10, 1)), "{}", output_of(64 << 10, 1));
+}
+
+#[test]
+fn a_language_that_no_policy_can_have_is_not_kept() {
+    let kept =
+        |language: &str| crate::http::read_request(json!({"code": "", "language": language}).to_string().as_bytes()).unwrap().0.language;
+    assert_eq!((kept("python").as_str(), kept(&"x".repeat(1 << 20)).as_str()), ("python", ""));
+}
+
+#[test]
+fn few_descriptors_leave_fewer_connections_or_none() {
+    let settings = settings(&[key("a")]);
+    let connections = |descriptors| crate::listen::connections(&settings, descriptors).map_err(|error| error.to_string());
+    assert_eq!(connections(16384), Ok(1024));
+    assert!(connections(1024).is_ok_and(|each| each > 400 && each < 500));
+    assert!(connections(64).is_err_and(|why| why.contains("64 open files are too few") && why.contains("LimitNOFILE=")));
 }
 
 #[test]
