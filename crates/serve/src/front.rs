@@ -699,15 +699,15 @@ impl State {
         self.idle.retain(|(worker, _)| worker.is_there());
     }
 
+    /// Whether there is an idle worker, by what all have said.
     fn has_idle(&mut self) -> bool {
-        self.idle.retain_mut(|(worker, prepared)| worker.is_idle(prepared) && worker.is_there());
+        self.idle.retain_mut(|(worker, prepared)| worker.is_idle(prepared));
         !self.idle.is_empty()
     }
 
     /// The best idle worker for a request, by what each has prepared now. Those that have ended are dropped.
     fn take_idle(&mut self, asks: &Asks) -> Option<(WorkerLink, Option<Prepared>)> {
-        self.idle.retain_mut(|(worker, prepared)| worker.is_idle(prepared));
-        loop {
+        while self.has_idle() {
             let ranked = self.idle.iter().enumerate().max_by_key(|(_, (_, prepared))| asks.rank(prepared.as_ref()));
             let best = ranked.map(|(index, _)| index)?;
             let (worker, prepared) = self.idle.remove(best);
@@ -715,6 +715,7 @@ impl State {
                 return Some((worker, prepared));
             }
         }
+        None
     }
 
     fn not_admitted(&self, why: NotAdmitted, id: &str) -> Problem {
