@@ -70,7 +70,7 @@ while True:
     ends_in_time(code, &["wall_timeout", "disk_limit"]);
 }
 
-test!(serial Both, files_that_run_from_the_count_do_not_stop_the_clock, seconds 60);
+test!(serial Both, files_that_run_from_the_count_do_not_stop_the_clock, needs [SlowAsUser], seconds 60);
 fn files_that_run_from_the_count_do_not_stop_the_clock() {
     // A large directory is moved to where the count comes next, whenever it is entered.
     let code = "\
@@ -112,7 +112,7 @@ fn cpu_time(done: &ExecResult) -> Duration {
     Duration::from_millis(of("cpu_user_ms") + of("cpu_system_ms"))
 }
 
-test!(serial Both, cpu_time_of_what_is_killed_is_measured);
+test!(serial Both, cpu_time_of_what_is_killed_is_measured, needs [SlowAsUser]);
 fn cpu_time_of_what_is_killed_is_measured() {
     // Ended by the clock; left behind by its parent; both by processes that no parent waits for.
     let endless = exec(json!({"code": "while True: pass", "limits": {"wall": scaled_limit(1000)}}));
@@ -169,7 +169,7 @@ fn code_takes_no_turns_before_others() {
     crate::support::exec::python(limits).succeeded().expect(json!({"output": "['0', '0']\n['0', '0']\n"}));
 }
 
-test!(Both, a_killed_run_ends_at_once_whatever_its_share_of_a_cpu, needs[Cgroup], seconds 90);
+test!(Both, a_killed_run_ends_at_once_whatever_its_share_of_a_cpu, needs [Cgroup, SlowAsUser], seconds 90);
 fn a_killed_run_ends_at_once_whatever_its_share_of_a_cpu() {
     let code = "import os, time\nfor n in range(40):\n    if os.fork() == 0: time.sleep(600)\ntime.sleep(600)";
     let wall = Duration::from_secs(8);
@@ -400,7 +400,7 @@ fn nameless_files_that_are_a_running_program_are_counted() {
     is_counted(UNMAPS_ITSELF);
 }
 
-test!(Both, nameless_directories_that_are_a_working_directory_are_counted, seconds 60);
+test!(Both, nameless_directories_that_are_a_working_directory_are_counted, needs [SlowAsUser], seconds 60);
 fn nameless_directories_that_are_a_working_directory_are_counted() {
     // A directory stays as large as it was, on most file systems.
     let code = "\
@@ -482,7 +482,7 @@ print(min(version, 1), rule, os.statvfs('.').f_bfree > free + 1024)";
     ask(None).succeeded().expect(json!({"output": "1 0 False\n"}));
 }
 
-test!(serial Both, files_that_are_moved_behind_the_count_are_found, seconds 60);
+test!(serial Both, files_that_are_moved_behind_the_count_are_found, needs [SlowAsUser], seconds 60);
 fn files_that_are_moved_behind_the_count_are_found() {
     // Whenever the count opens the directory that the files are in, they are moved to the other.
     let code = "\
@@ -553,7 +553,7 @@ fn deleted_directories_above_a_deleted_one_are_counted() {
     is_counted_as_large("os.mkdir('d/below'); held = os.open('d/below', os.O_RDONLY); os.dup(held); os.rmdir('d/below')", Value::Null);
 }
 
-test!(serial Both, deleted_directories_above_a_deleted_file_end_the_run, seconds 90);
+test!(serial Both, deleted_directories_above_a_deleted_file_end_the_run, needs [SlowAsUser], seconds 90);
 fn deleted_directories_above_a_deleted_file_end_the_run() {
     is_counted_as_large("held = os.dup(os.open('d/file', os.O_CREAT)); os.unlink('d/file')", json!("scratch_uncounted"));
     // The file has another name.
@@ -627,7 +627,7 @@ fn with_files(code: &str, files: u64, links: u32) -> (ExecResult, u64) {
     (done, u64::try_from(left).unwrap())
 }
 
-test!(serial Both, nameless_files_are_counted_by_number_too, seconds 90);
+test!(serial Both, nameless_files_are_counted_by_number_too, needs [SlowAsUser], seconds 90);
 fn nameless_files_are_counted_by_number_too() {
     let open = "\
 import os, time
@@ -649,7 +649,7 @@ print('kept')";
     }
 }
 
-test!(serial Both, files_are_counted_before_there_are_far_too_many, seconds 60);
+test!(serial Both, files_are_counted_before_there_are_far_too_many, needs [SlowAsUser], seconds 60);
 fn files_are_counted_before_there_are_far_too_many() {
     const LINKS: u32 = 30_000;
     let code = "import os\nfor number in range(7000): os.close(os.open(str(number), os.O_CREAT))\nprint('made')";
@@ -759,7 +759,7 @@ fn is_held(piece: &str) {
 
 const FILE_IN_MEMORY: &str = "def file():\n    fd = os.memfd_create('held'); os.write(fd, block)\n    return fd\n";
 
-test!(serial Both, files_in_memory_are_counted_without_a_cgroup_too, seconds 60);
+test!(serial Both, files_in_memory_are_counted_without_a_cgroup_too, needs [SlowAsUser], seconds 60);
 fn files_in_memory_are_counted_without_a_cgroup_too() {
     is_held(&format!("{FILE_IN_MEMORY}piece = file"));
     is_held(&format!("{FILE_IN_MEMORY}libc.prctl(4, 0, 0, 0, 0)\npiece = file"));
@@ -788,7 +788,7 @@ fn shared_maps_are_counted_without_a_cgroup_too() {
     is_held("def piece():\n    page = mmap.mmap(-1, 16 << 20); page.write(block); page.madvise(mmap.MADV_DONTNEED)\n    return page");
 }
 
-test!(serial Both, memory_of_all_processes_together_is_counted_without_a_cgroup_too, seconds 60);
+test!(serial Both, memory_of_all_processes_together_is_counted_without_a_cgroup_too, needs [SlowAsUser], seconds 60);
 fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
     // A piece is there when its process says so.
     let hold =
@@ -815,7 +815,7 @@ fn page_tables_are_counted_without_a_cgroup_too() {
     );
 }
 
-test!(serial Both, maps_that_are_slow_to_count_hide_no_memory, seconds 150);
+test!(serial Both, maps_that_are_slow_to_count_hide_no_memory, needs [SlowAsUser], seconds 150);
 fn maps_that_are_slow_to_count_hide_no_memory() {
     // Thirty processes have every page of 14000 maps of one file in use, and others fill memory.
     let hidden = |pieces: u32| {
@@ -916,7 +916,7 @@ time.sleep(3)"
     )
 }
 
-test!(serial Both, record_locks_are_counted, seconds 90);
+test!(serial Both, record_locks_are_counted, needs [SlowAsUser], seconds 90);
 fn record_locks_are_counted() {
     let of_four = |files: u32| {
         let fork = "import os\nfirst = os.getpid()\nfor _ in range(3):\n    if os.fork() == 0: break\n";
@@ -946,7 +946,7 @@ fn holder_of_locks() -> Child {
     holder
 }
 
-test!(serial Both, what_others_hold_in_the_kernel_ends_no_run, seconds 60);
+test!(serial Both, what_others_hold_in_the_kernel_ends_no_run, needs [SlowAsUser], seconds 60);
 /// The control of all these: the host's kernel holds as much, and the run is not the cause.
 fn what_others_hold_in_the_kernel_ends_no_run() {
     let code = "import os, time\nopen('ready', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)\ntime.sleep(1.5)\nprint('done')";

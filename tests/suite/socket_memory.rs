@@ -95,7 +95,7 @@ print('kept')"
     )
 }
 
-test!(serial Both, copies_of_what_tcp_has_sent_are_counted, seconds 90);
+test!(serial Both, copies_of_what_tcp_has_sent_are_counted, needs [SlowAsUser], seconds 90);
 fn copies_of_what_tcp_has_sent_are_counted() {
     // SOF_TIMESTAMPING_TX_SOFTWARE, TX_SCHED and TX_ACK.
     for (family, host, when) in [(2, "127.0.0.1", 2), (10, "::1", 1 << 8), (2, "127.0.0.1", 1 << 9)] {
@@ -128,7 +128,7 @@ while waiting < {mebibytes} << 20:
     )
 }
 
-test!(serial Both, what_waits_in_closed_sockets_is_counted, seconds 120);
+test!(serial Both, what_waits_in_closed_sockets_is_counted, needs [SlowAsUser], seconds 120);
 /// No dump has them: connections that their peers have reset, and UDP sockets without a port.
 fn what_waits_in_closed_sockets_is_counted() {
     let reset = "peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); peer.close()";
@@ -149,7 +149,7 @@ fn what_waits_in_closed_sockets_is_counted() {
     }
 }
 
-test!(serial Both, closed_sockets_are_counted_where_others_give_back_as_much, seconds 120);
+test!(serial Both, closed_sockets_are_counted_where_others_give_back_as_much, needs [SlowAsUser], seconds 120);
 /// Another process holds more than the run will, and gives back what the run has filled: what the
 /// host has in use does not grow. Both are on one CPU, because the kernel shows pages that one has
 /// given back as free only after a while, and gives them to the same CPU meanwhile.
@@ -281,7 +281,7 @@ fn is_ended_by_bound(code: &str) {
     ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
 }
 
-test!(serial Both, pages_that_single_bytes_keep_end_the_run, seconds 120);
+test!(serial Both, pages_that_single_bytes_keep_end_the_run, needs [SlowAsUser], seconds 120);
 /// A byte that waits keeps a page of 32 KiB, whose rest was read: in connections, in connections that
 /// have ended, and in unsent pieces of datagrams.
 fn pages_that_single_bytes_keep_end_the_run() {

@@ -39,6 +39,8 @@ pub enum Need {
     Speed,
     /// The time that `scripts/test --long` has: a soak.
     Long,
+    /// An ordinary user's time: root's half of a landing has it, and every other run of the tests.
+    SlowAsUser,
     /// The program as it is shipped. One of profile `quick` is linked dynamically, and its
     /// assertions abort it at calls that cannot fail.
     ShippedProgram,
@@ -65,6 +67,9 @@ pub fn reason_to_skip(who: Who, needs: &[Need]) -> Option<String> {
         Need::Other(missing) => missing(),
         Need::Speed if is_slow() => Some(String::from("too long on a machine as slow as STOCKADE_TEST_TIMEOUT_FACTOR says")),
         Need::Long if std::env::var("STOCKADE_TEST_LONG").as_deref() != Ok("yes") => Some(String::from("a soak, for scripts/test --long")),
+        Need::SlowAsUser if !is_root() && std::env::var("STOCKADE_TEST_LANDING").as_deref() == Ok("yes") => {
+            Some(String::from("slow, and root has run it: as a user for scripts/test --long"))
+        }
         Need::ShippedProgram if is_dynamic() => {
             Some(String::from("the program is of profile `quick`: scripts/test integration-root has it"))
         }

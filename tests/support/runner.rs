@@ -87,6 +87,8 @@ const BODY: &str = "--body";
 const BROKEN: &str = "--broken";
 /// Tests that run at a time. With two, on two CPUs, half of their time is waiting.
 const THREADS: usize = 4;
+/// What a test may take before its time is printed at the end.
+const SLOW: Duration = Duration::from_secs(4);
 /// Serial tests hold it alone, the others together.
 static SERIAL: RwLock<()> = RwLock::new(());
 /// How long each test took.
@@ -222,8 +224,16 @@ pub fn main() -> ExitCode {
     }
     let mut times = std::mem::take(&mut *TIMES.lock().unwrap_or_else(PoisonError::into_inner));
     times.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
-    let slowest: Vec<String> = times.iter().take(5).map(|(time, name)| format!("{name} {} s", time.as_secs())).collect();
-    println!("as uid {}; slowest: {}", Uid::effective(), slowest.join(", "));
+    let slow = times.iter().filter(|(time, _)| *time >= SLOW);
+    let slow: Vec<String> = slow.map(|(time, name)| format!("{:.1} s {name}", time.as_secs_f64())).collect();
+    let total: Duration = times.iter().map(|(time, _)| *time).sum();
+    println!(
+        "as uid {}; {} s of all tests together; of {} s and longer:\n{}",
+        Uid::effective(),
+        total.as_secs(),
+        SLOW.as_secs(),
+        slow.join("\n")
+    );
     println!("{} passed, {} failed, {} skipped", conclusion.num_passed, conclusion.num_failed, conclusion.num_ignored);
     // Tests that were all skipped prove nothing, unless one was asked for by its name.
     let proved = conclusion.num_passed > 0 || arguments.exact;
