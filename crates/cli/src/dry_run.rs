@@ -104,6 +104,13 @@ fn describe_entry(entry: &RootEntry) -> String {
         RootEntry::Bind { source, executable, .. } => {
             format!("bind      {} read-only{}", source.display(), if *executable { "" } else { ", noexec" })
         }
+        RootEntry::Placed { source, target, executable } => {
+            format!("bind      {} at /{} read-only{}", source.display(), target.display(), if *executable { "" } else { ", noexec" })
+        }
+        RootEntry::Tree { target, .. } => format!("bind      /{} writable", target.display()),
+        RootEntry::Tmpfs { target, .. } => format!("writable  /{}", target.display()),
+        RootEntry::Contents { target, .. } => format!("file      /{}", target.display()),
+        RootEntry::Laid { target, .. } => format!("file      over /{}", target.display()),
         RootEntry::Device { source, .. } => format!("device    {}", source.display()),
         RootEntry::Writable { target } => format!("writable  /{}", target.display()),
         RootEntry::Proc { target } => format!("proc      /{} read-only", target.display()),

@@ -184,7 +184,7 @@ impl Program {
     fn origin<'a>(&'a self, settings: &'a RunSettings) -> Origin<'a> {
         let terminal = is_interactive();
         match self {
-            Program::Command(command) => Origin::Command { command, settings, terminal },
+            Program::Command(command) => Origin::Command { command, settings, terminal, view: None },
             Program::Code(request) => Origin::Script { request, terminal },
             Program::Script(runtime, arguments) => {
                 let environment = &NO_VARIABLES;

@@ -22,7 +22,7 @@ use rustix::fd::OwnedFd;
 use stockade_launcher::{Inputs, LaunchError, Memory, Stdin, Streams, registry::Record, scratch::OpenedScratch};
 use stockade_policy::{
     model::AuditMode,
-    plan::{Plan, plan},
+    plan::{Plan, View, plan},
 };
 use stockade_protocol::{LimitKey, LimitValue, Request, Verdict};
 
@@ -56,6 +56,8 @@ pub enum Origin<'a> {
         settings: &'a RunSettings,
         /// On a terminal of its own.
         terminal: bool,
+        /// What it shows in place of the policy's root.
+        view: Option<&'a View>,
     },
     /// A program of `run`, with its streams passed through.
     Script {
@@ -129,6 +131,7 @@ impl<'a> Origin<'a> {
             Origin::Request(_) if options.key.is_some() => EntryPoint::Serve,
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,
+            Origin::Command { view: Some(_), .. } => EntryPoint::Bwrap,
             Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) | Origin::Template(_) => EntryPoint::Run,
             Origin::Interpreter { via, .. } => via,
             Origin::Session { .. } => EntryPoint::Session,
@@ -203,6 +206,7 @@ pub struct Admission<'a> {
     files: Vec<(String, FileBytes<'a>)>,
     stdin: StdinBytes<'a>,
     scratch: Option<OpenedScratch>,
+    writable_trees: Vec<OpenedScratch>,
     trees: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
@@ -267,12 +271,14 @@ impl<'a> Admission<'a> {
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows.
         let must_be_noted = policy.audit.mode == AuditMode::Required;
-        let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some() || must_be_noted, !pool.is_empty())?;
+        let has_trees = run_request.view.as_ref().is_some_and(|view| !view.entries.is_empty());
+        let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some() || has_trees || must_be_noted, !pool.is_empty())?;
         let state = origin.session_state().or(step.and_then(|step| step.own));
         let mut host = builder.read_host(options.uid_of.as_deref())?;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
-        let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
+        let HostView { scratch, writable_trees, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
+        run_request.trees = writable_trees.iter().map(|opened| opened.facts.clone()).collect();
         run_request.interpreters = interpreters;
         let mut plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
@@ -297,6 +303,7 @@ impl<'a> Admission<'a> {
             files,
             stdin,
             scratch,
+            writable_trees,
             trees,
             collect,
             record,
@@ -338,6 +345,7 @@ impl<'a> Admission<'a> {
                 StdinBytes::Relay => Stdin::Relay,
             },
             scratch: self.scratch,
+            writable_trees: self.writable_trees,
             kept,
             trees: self.trees,
             streams,

@@ -214,7 +214,7 @@ impl Client for CompilerClient<'_> {
         self.0.signalled(signal);
     }
 
-    fn begins(&mut self) {}
+    fn begins(&mut self, _: i32) {}
 
     fn printed(&mut self, _: OutputStream, _: &[u8]) {}
 

@@ -88,7 +88,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
             terminal,
         };
         let how = Relay { keep_errors: false, as_text: !asked.exact };
-        relay(origin, loaded, &options, how, &recorder).map_err(|refusal| of_directory(refusal, asked))
+        relay(origin, loaded, &options, how, &recorder, None).map_err(|refusal| of_directory(refusal, asked))
     };
     let came = run();
     end_command(recorder, came).map(CommandResult::new)

@@ -300,6 +300,8 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
             let lock = lock_scratch(&plan, inputs.scratch.as_ref(), pass, options)?;
             locked = lock.zip(scratch).map(|(lock, scratch)| HeldScratch { scratch, _lock: lock });
         }
+        let shared = |tree: &OpenedScratch| lock_scratch(&plan, Some(tree), None, options);
+        let _tree_locks: Vec<Option<ScratchLock>> = inputs.writable_trees.iter().map(shared).collect::<Result<_, _>>()?;
         if let Some(pass) = pass {
             recorder.into_iter().for_each(|recorder| recorder.approved(pass.approver));
         }
@@ -398,6 +400,19 @@ impl CommandResult {
 /// # Errors
 /// It was not started.
 pub fn run(origin: Origin<'_>, options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
+    run_for(origin, options, wants_report, None)
+}
+
+/// The same, with a client that hears of its beginning.
+///
+/// # Errors
+/// It was not started.
+pub fn run_for(
+    origin: Origin<'_>,
+    options: &Options,
+    wants_report: bool,
+    client: Option<&mut dyn Client>,
+) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options);
     let words = origin.words();
     let subject = match origin {
@@ -408,7 +423,7 @@ pub fn run(origin: Origin<'_>, options: &Options, wants_report: bool) -> Result<
     let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
         let how = Relay { keep_errors: wants_report, as_text: false };
-        relay(origin, loaded, options, how, &recorder)
+        relay(origin, loaded, options, how, &recorder, client)
     };
     let came = run();
     end_command(recorder, came).map(CommandResult::new)
@@ -424,6 +439,7 @@ fn relay(
     options: &Options,
     how: Relay,
     recorder: &AuditRecorder<'_>,
+    client: Option<&mut dyn Client>,
 ) -> Result<Relayed, Refusal> {
     approval::check_approvable(origin, &loaded.policy)?;
     let policy = &loaded.policy;
@@ -444,7 +460,7 @@ fn relay(
     let locked = made.as_mut().and_then(|made| made.locked.take());
     let of_step = made.as_ref().map(|made| RunSpec { options: &made.options, step: Some(made.step()), ..spec });
     let ahead = Ahead { locked, ..Ahead::default() };
-    let RunResult { outcome, plan, teardown, locked: _ } = attempt(of_step.unwrap_or(spec), Streams::Relay(how), None, ahead)?;
+    let RunResult { outcome, plan, teardown, locked: _ } = attempt(of_step.unwrap_or(spec), Streams::Relay(how), client, ahead)?;
     let message = outcome.message.clone();
     let report = allowed_by(options, report::from_outcome(outcome, &plan, policy, stockade_protocol::Encoding::Text));
     let report = Report { compile: made.map(|made| Box::new(made.report)), ..report::without_streams(report, message) };
@@ -499,7 +515,7 @@ pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) ->
 pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) -> Result<Report, Refusal> {
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
     let recorder = AuditRecorder::new(AuditSubject::Command(&command), Some(&loaded.policy), options);
-    let origin = Origin::Command { command: &command, settings: RunSettings::NONE, terminal: false };
+    let origin = Origin::Command { command: &command, settings: RunSettings::NONE, terminal: false, view: None };
     let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: None, step: None };
     let came = attempt(spec, Streams::Capture, None, Ahead::default()).map(|RunResult { outcome, plan, teardown, locked: _ }| {
         (report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text), Some(teardown))

@@ -63,6 +63,8 @@ pub enum EntryPoint {
     Exec,
     /// `stockade run`.
     Run,
+    /// `stockade bwrap`.
+    Bwrap,
     /// A shim.
     Shim,
     /// `stockade session`, also below `stockade mcp`.
@@ -85,6 +87,7 @@ impl EntryPoint {
         match self {
             EntryPoint::Exec => "exec",
             EntryPoint::Run => "run",
+            EntryPoint::Bwrap => "bwrap",
             EntryPoint::Shim => "shim",
             EntryPoint::Session => "session",
             EntryPoint::Socket => "socket",

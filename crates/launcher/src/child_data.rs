@@ -5,7 +5,12 @@
 //! memory. Descriptors are sent to it, because its table is older than they are; one
 //! opened here is never looked up again by path.
 
-use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
+use std::{
+    ffi::CString,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use rustix::{
     fd::{AsRawFd, OwnedFd},
@@ -83,6 +88,38 @@ pub(crate) enum Entry {
     },
     /// The empty file that masked ones are covered with.
     StandIn,
+    /// A host path that is laid where no link leads.
+    Placed {
+        source: CString,
+        target: CString,
+        executable: bool,
+    },
+    /// A host directory that code may write.
+    Tree {
+        from: ChildTree,
+        target: CString,
+        rules: Vec<ScratchRule>,
+    },
+    /// A directory of the root, laid elsewhere and writable there.
+    Tmpfs {
+        from: CString,
+        target: CString,
+    },
+    /// A file that is laid over another.
+    Laid {
+        target: CString,
+        mode: u32,
+        bytes: Vec<u8>,
+        writable: bool,
+    },
+}
+
+/// Where a host directory comes from.
+pub(crate) enum ChildTree {
+    /// Its place among the trees that were sent.
+    Sent(usize),
+    /// Opened here, and then this file.
+    Path { path: CString, device: u64, inode: u64 },
 }
 
 /// Where scratch comes from.
@@ -155,7 +192,8 @@ pub(crate) struct ChildData {
     pub(crate) scratch: ChildScratch,
     pub(crate) scratch_read_only: bool,
     pub(crate) scratch_target: CString,
-    pub(crate) scratch_path: CString,
+    /// The payload starts in the first of these that is there.
+    pub(crate) working_directories: Vec<CString>,
     pub(crate) scratch_rules: Vec<ScratchRule>,
     /// The fifo at which an interpreter waits for its program, by its name in scratch.
     pub(crate) program_fifo: Option<CString>,
@@ -165,6 +203,8 @@ pub(crate) struct ChildData {
     pub(crate) landlock: Option<ChildRuleset>,
     pub(crate) payload_landlock: Option<ChildRuleset>,
     pub(crate) filter: Arc<[u64]>,
+    /// Loaded before it, to be asked beside it.
+    pub(crate) callers_filters: Vec<Vec<u64>>,
 }
 
 /// A ruleset of Landlock.
@@ -217,7 +257,10 @@ impl ChildData {
         let mut trees = Vec::new();
         let mut entries = vec![Entry::StandIn];
         for entry in &plan.root {
-            entries.push(prepare_entry(entry, inputs, &mut trees)?);
+            entries.push(match entry {
+                RootEntry::Tree { index, target } => prepare_tree(plan, inputs, *index, target, &mut trees)?,
+                entry => prepare_entry(entry, inputs, &mut trees)?,
+            });
         }
         let scratch = prepare_scratch(plan, inputs)?;
         if trees.len() > MAX_TREES {
@@ -227,17 +270,7 @@ impl ChildData {
         if plan.scratch.protected.len() > file_ids.len() {
             return Err(InputsError::Scratch.into());
         }
-        let rules = plan.scratch.protected.iter().zip(file_ids);
-        let scratch_rules = rules.map(|((path, kind, protection), file_id)| {
-            let how = match (protection, kind) {
-                (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
-                (Protection::Hidden, PathKindName::File) => Laid::HiddenFile,
-                (Protection::ReadOnly, _) => Laid::ReadOnly,
-                (Protection::Pinned, _) => Laid::Pinned,
-            };
-            Ok(ScratchRule { path: c_path(path)?, how, file_id: *file_id })
-        });
-        let scratch_rules = scratch_rules.collect::<Result<_, LaunchError>>()?;
+        let scratch_rules = prepare_rules(&plan.scratch.protected, file_ids)?;
         let (uid, gid) = plan.identity.inside;
         let data = ChildData {
             user_namespaces: plan.identity.user_namespaces,
@@ -259,7 +292,10 @@ impl ChildData {
             scratch,
             scratch_read_only: plan.scratch.read_only,
             scratch_target: relative(&plan.scratch.path)?,
-            scratch_path: c_path(&plan.scratch.path)?,
+            working_directories: match plan.working_directories.as_slice() {
+                [] => vec![c_path(&plan.scratch.path)?],
+                directories => directories.iter().map(|path| c_path(path)).collect::<Result<_, _>>()?,
+            },
             scratch_rules,
             program_fifo: prestarted_program(plan, inputs).map(|(_, name)| c_string(name.as_bytes())).transpose()?,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
@@ -267,9 +303,50 @@ impl ChildData {
             landlock: ChildRuleset::new(&plan.landlock)?,
             payload_landlock: ChildRuleset::new(&plan.payload_landlock)?,
             filter: Arc::clone(&plan.filter.program),
+            callers_filters: plan.callers_filters.clone(),
         };
         Ok((data, trees))
     }
+}
+
+/// The rules of a host directory. What the plan has beyond the ids may be any file.
+fn prepare_rules(protected: &[(PathBuf, PathKindName, Protection)], file_ids: &[Option<FileId>]) -> Result<Vec<ScratchRule>, LaunchError> {
+    let file_ids = file_ids.iter().copied().chain(std::iter::repeat(None));
+    let rules = protected.iter().zip(file_ids).map(|((path, kind, protection), file_id)| {
+        let how = match (protection, kind) {
+            (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
+            (Protection::Hidden, PathKindName::File) => Laid::HiddenFile,
+            (Protection::ReadOnly, _) => Laid::ReadOnly,
+            (Protection::Pinned, _) => Laid::Pinned,
+        };
+        Ok(ScratchRule { path: c_path(path)?, how, file_id })
+    });
+    rules.collect()
+}
+
+/// A host directory of a view, as its scratch is prepared.
+fn prepare_tree(plan: &Plan, inputs: &mut Inputs<'_>, index: usize, target: &Path, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
+    let (Some(opened), Some(planned)) = (inputs.writable_trees.get_mut(index), plan.trees.get(index)) else {
+        return Err(InputsError::Scratch.into());
+    };
+    if opened.idmapped_for != plan.identity.idmapped_to.map(|_| plan.identity.outside.0) {
+        return Err(InputsError::Idmap.into());
+    }
+    if opened.facts.path != planned.source || planned.protected.len() < opened.file_ids.len() {
+        return Err(InputsError::Scratch.into());
+    }
+    let from = match opened.tree.take() {
+        Some(tree) => {
+            trees.push(tree);
+            ChildTree::Sent(trees.len() - 1)
+        }
+        None => {
+            let stat =
+                rustix::fs::fstat(&opened.directory).map_err(LaunchError::system(ErrorKind::Prepare, "look at a writable directory"))?;
+            ChildTree::Path { path: c_path(&planned.source)?, device: stat.st_dev, inode: stat.st_ino }
+        }
+    };
+    Ok(Entry::Tree { from, target: relative(target)?, rules: prepare_rules(&planned.protected, &opened.file_ids)? })
 }
 
 fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
@@ -297,6 +374,15 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
         RootEntry::Mask { target } => Entry::Mask { target: relative(target)? },
         RootEntry::Cover { target, text } => Entry::Cover { target: relative(target)?, text: text.clone().into_bytes() },
         RootEntry::Pipe { target } => Entry::Pipe { target: relative(target)? },
+        RootEntry::Placed { source, target, executable } => {
+            Entry::Placed { source: c_path(source)?, target: relative(target)?, executable: *executable }
+        }
+        RootEntry::Tree { .. } => return Err(InputsError::Scratch.into()),
+        RootEntry::Tmpfs { from, target } => Entry::Tmpfs { from: relative(from)?, target: relative(target)? },
+        RootEntry::Contents { target, mode, bytes } => Entry::File { target: relative(target)?, mode: *mode, text: bytes.clone() },
+        RootEntry::Laid { target, mode, bytes, writable } => {
+            Entry::Laid { target: relative(target)?, mode: *mode, bytes: bytes.clone(), writable: *writable }
+        }
     })
 }
 

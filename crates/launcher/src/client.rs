@@ -31,8 +31,8 @@ pub trait Client {
     /// This signal has come for the launcher and was taken for the run, which may have been
     /// ending for another cause, or have failed. The run ends by itself.
     fn signalled(&mut self, signal: i32);
-    /// The program may run from now on.
-    fn begins(&mut self) {}
+    /// The program may run from now on; `pid` is the launcher's number for the sandbox's pid 1.
+    fn begins(&mut self, _pid: i32) {}
     /// The program has printed this, which the result has as well. Must not wait.
     fn printed(&mut self, _: OutputStream, _: &[u8]) {}
     /// Whether [`Client::look`] is to be called as soon as [`Client::requests`] can be written to.

@@ -88,6 +88,8 @@ pub struct Inputs<'a> {
     pub stdin: Stdin<'a>,
     /// The host scratch, opened as the caller; none: a private one.
     pub scratch: Option<OpenedScratch>,
+    /// The host directories that a view has writable, opened likewise, in the plan's order.
+    pub writable_trees: Vec<OpenedScratch>,
     /// What the session keeps, for this run.
     pub kept: Option<volumes::VolumeCopies>,
     /// Host trees that were opened with the caller's rights, by source path.

@@ -250,13 +250,17 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
         Some(egress) => format!("egress by {} rules through the gate, a process of its own outside", egress.whitelist.rules().len()),
     };
     layer("network", Known::Applied, format!("a namespace of its own, in which only lo was made; {egress}"));
-    if plan.scratch.host {
+    if plan.scratch.host || !plan.trees.is_empty() {
+        let directories: Vec<String> = match plan.trees.as_slice() {
+            [] => vec![plan.scratch.path.display().to_string()],
+            trees => trees.iter().map(|tree| format!("{} at {}", tree.source.display(), tree.target.display())).collect(),
+        };
         layer(
             "scratch",
             Known::Applied,
             format!(
                 "{}; blocks and files are counted about every {} ms, and what the file system has lost is looked at every {} ms or less: beyond scratch_size and a quarter more (4 to 64 MiB), or scratch_files and a sixteenth more (64 to 4096), they are counted at once; what is written until the kill comes on top, some 60 MiB as measured with two CPUs, more on a busy host",
-                plan.scratch.path.display(),
+                directories.join(", "),
                 crate::scratch::INTERVAL_MS,
                 crate::scratch::MAX_GLANCE_MS
             ),

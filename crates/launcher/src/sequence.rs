@@ -15,7 +15,7 @@
 mod confine;
 mod root;
 
-use std::{convert::Infallible, mem::ManuallyDrop, sync::OnceLock};
+use std::{convert::Infallible, ffi::CString, mem::ManuallyDrop, sync::OnceLock};
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -299,7 +299,7 @@ impl<'p> Rooted<'p> {
         if let Some(writable) = &writable {
             enter_inner_namespace(data, writable).at(Step::InnerUserNamespace)?;
         }
-        shared.step(Step::WorkingDirectory, || rustix::process::chdir(data.scratch_path.as_c_str()))?;
+        shared.step(Step::WorkingDirectory, || enter_first(&data.working_directories))?;
         umask(Mode::from_raw_mode(0o022));
         shared.step(Step::CoreLimit, forbid_core_dumps)?;
         // As late as can be, since the launcher takes long to make it.
@@ -343,6 +343,18 @@ impl<'p> Rooted<'p> {
             sock_diag,
         })
     }
+}
+
+/// Enters the first directory that is there.
+fn enter_first(directories: &[CString]) -> Result<(), Errno> {
+    let mut entered = Err(Errno::NOENT);
+    for directory in directories {
+        entered = rustix::process::chdir(directory.as_c_str());
+        if entered.is_ok() {
+            break;
+        }
+    }
+    entered
 }
 
 /// Behind every layer. What is left is to become the executor.

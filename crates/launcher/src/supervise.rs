@@ -275,7 +275,7 @@ impl<'a> Supervision<'a> {
             handshake: Handshake { status_read, status: Vec::new(), handover, lifeline },
             image: pipes.image.take(),
             streams: PayloadStreams::new(plan, inputs.streams, pipes, inputs.stdin).map_err(failed("feed stdin"))?,
-            quota: Quota::new(inputs.scratch, tmp).map_err(failed(quota::COUNT))?,
+            quota: Quota::new(plan, inputs.scratch, inputs.writable_trees, tmp).map_err(failed(quota::COUNT))?,
             outer,
             gate,
             client: inputs.client.map(|client| client as _),

@@ -11,6 +11,7 @@ mod error;
 mod modules;
 mod root;
 mod value;
+mod view;
 
 use std::{
     collections::BTreeMap,
@@ -36,6 +37,8 @@ use root::plan_root;
 pub use root::{PROC_MASKS, WRITABLE, is_program_directory};
 
 pub use value::*;
+pub use view::{MAX_OPERATIONS, VIEW_SCRATCH, View, ViewEntry, ViewError};
+use view::{ViewPlan, plan_view};
 
 /// The values of one request, checked for form but not yet for permission.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,6 +63,10 @@ pub struct RunRequest {
     pub session: bool,
     /// Which run of a compiled language it is; none: its command's, where nothing is kept for it.
     pub step: Option<RunStep>,
+    /// What the caller wants to see in place of the policy's root.
+    pub view: Option<View>,
+    /// The host directories that the view has writable, opened and checked, in its order.
+    pub trees: Vec<HostScratch>,
 }
 
 /// The two runs of a compiled language. They share all that code may write.
@@ -166,11 +173,20 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let scratch = plan_scratch(policy, run_request, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, run_request, &scratch)?;
     let commands = Commands::new(policy, facts, run_request, extra);
-    let (root, writable) = plan_root(policy, facts, run_request, &identity, &scratch, &commands, &limits)?;
+    let (root, writable, trees) = match &run_request.view {
+        None => {
+            let (root, writable) = plan_root(policy, facts, run_request, &identity, &scratch, &commands, &limits)?;
+            (root, writable, Vec::new())
+        }
+        Some(view) => {
+            let ViewPlan { root, writable, trees } = plan_view(view, policy, facts, run_request, &identity, &limits)?;
+            (root, writable, trees)
+        }
+    };
     let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
     let environment = plan_environment(policy, run_request, &scratch, commands)?;
-    let filter = plan_filter(policy, filters, &scratch);
+    let filter = plan_filter(policy, filters, (scratch.host && !scratch.read_only) || !trees.is_empty());
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
     let cpus = usable_cpus(facts, &limits);
     let egress = plan_egress(policy);
@@ -182,6 +198,8 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         root,
         root_size: root_size(&limits),
         scratch,
+        trees,
+        working_directories: run_request.view.as_ref().map_or_else(Vec::new, |view| view.working_directories.clone()),
         argv,
         environment: environment.keys().cloned().collect(),
         environment_values: environment.iter().map(|(name, value)| format!("{name}={value}")).collect(),
@@ -192,6 +210,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         landlock,
         payload_landlock,
         filter,
+        callers_filters: run_request.view.as_ref().map_or_else(Vec::new, |view| view.filters.clone()),
         limits,
         callers_limits,
         egress,
@@ -344,7 +363,8 @@ fn plan_identity(
         match (refusal, facts.unique_id) {
             (None, Some(id)) => {
                 outside = (id, id);
-                idmapped_to = run_request.scratch.as_ref().map(|scratch| scratch.owner);
+                // Each tree is idmapped for its own owner.
+                idmapped_to = run_request.scratch.as_ref().or(run_request.trees.first()).map(|scratch| scratch.owner);
             }
             (refusal, _) => {
                 degrade(policy, facts, Degradable::UniqueUid, refusal.unwrap_or_default(), degraded)?;
@@ -357,13 +377,27 @@ fn plan_identity(
     }
     Ok(Identity {
         user_namespaces: UserNamespaces::Nested,
-        inside: (policy.identity.uid, policy.identity.gid),
+        inside: ids_inside(policy, facts, run_request),
         outside,
         idmapped_to,
         groups_kept: if facts.privileged { Vec::new() } else { facts.caller.groups.clone() },
         user: policy.identity.user.clone(),
-        hostname: policy.identity.hostname.clone(),
+        hostname: hostname(policy, run_request),
     })
+}
+
+/// The ids of the code. A view has its caller's, as bubblewrap does, but never root's.
+fn ids_inside(policy: &Policy, facts: &HostFacts, run_request: &RunRequest) -> (u32, u32) {
+    let own = (policy.identity.uid, policy.identity.gid);
+    let Some(view) = &run_request.view else { return own };
+    let callers = |id: u32, own: u32| if id == 0 { own } else { id };
+    let (uid, gid) = view.ids;
+    (uid.unwrap_or_else(|| callers(facts.caller.uid, own.0)), gid.unwrap_or_else(|| callers(facts.caller.gid, own.1)))
+}
+
+fn hostname(policy: &Policy, run_request: &RunRequest) -> String {
+    let of_view = run_request.view.as_ref().and_then(|view| view.hostname.as_ref());
+    of_view.unwrap_or(&policy.identity.hostname).clone()
 }
 
 /// Root without user namespaces. Then only a dedicated uid separates the run from the host's
@@ -384,7 +418,7 @@ fn plan_identity_on_host(
         // The gate has the run's uid on the host: a user namespace must separate the two.
         return Err(PlanError::EgressOnHost { policy: policy.name.clone(), why: refusal.to_owned() });
     }
-    if let Some(scratch) = &run_request.scratch {
+    if let Some(scratch) = run_request.scratch.as_ref().or(run_request.trees.first()) {
         return Err(PlanError::ScratchOnHost { path: scratch.path.clone(), why: refusal.to_owned() });
     }
     Ok(Identity {
@@ -394,7 +428,7 @@ fn plan_identity_on_host(
         idmapped_to: None,
         groups_kept: Vec::new(),
         user: policy.identity.user.clone(),
-        hostname: policy.identity.hostname.clone(),
+        hostname: hostname(policy, run_request),
     })
 }
 
@@ -405,6 +439,7 @@ fn plan_scratch(policy: &Policy, run_request: &RunRequest, limits: &Limits) -> R
         PathKind::File => PathKindName::File,
     };
     let (path, host, protected) = match &run_request.scratch {
+        None if run_request.view.is_some() => (PathBuf::from(VIEW_SCRATCH), false, Vec::new()),
         None => (PathBuf::from(PRIVATE_SCRATCH), false, Vec::new()),
         Some(scratch) => {
             refuse_covered_scratch(policy, &scratch.path)?;
@@ -550,7 +585,9 @@ fn plan_environment(
     commands: Commands,
 ) -> Result<BTreeMap<String, String>, PlanError> {
     let mut all = policy.environment.set.clone();
-    commands.set_path(&mut all);
+    if run_request.view.is_none() {
+        commands.set_path(&mut all);
+    }
     all.insert(String::from("HOME"), home_of(scratch, policy.scratch.home).to_string_lossy().into_owned());
     all.insert(String::from("USER"), policy.identity.user.clone());
     all.insert(String::from("LOGNAME"), policy.identity.user.clone());
@@ -568,6 +605,19 @@ fn plan_environment(
     }
     // A compiler is the policy's program: a request's variables are for its own.
     if run_request.step == Some(RunStep::Compile) {
+        return Ok(all);
+    }
+    if let Some(view) = &run_request.view {
+        all.insert(String::from("HOME"), String::from("/"));
+        if view.clears_environment {
+            all.clear();
+        }
+        for (name, value) in &view.environment {
+            match value {
+                Some(value) => all.insert(name.clone(), value.clone()),
+                None => all.remove(name),
+            };
+        }
         return Ok(all);
     }
     for (name, value) in &run_request.environment {

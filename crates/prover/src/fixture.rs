@@ -175,13 +175,18 @@ impl Fixture {
         let entries = self.plan.root.iter().any(|entry| match entry {
             // In the place of something that is bound.
             RootEntry::Cover { .. } => false,
-            RootEntry::Bind { target, .. } => path.starts_with(at(target)) || at(target).starts_with(path),
+            RootEntry::Bind { target, .. } | RootEntry::Placed { target, .. } | RootEntry::Tree { target, .. } => {
+                path.starts_with(at(target)) || at(target).starts_with(path)
+            }
             // Where /bin is a link into what is bound.
             RootEntry::Link { target, .. } => path.starts_with(at(target)),
             RootEntry::Directory { target, .. }
             | RootEntry::File { target, .. }
             | RootEntry::Device { target, .. }
             | RootEntry::Writable { target }
+            | RootEntry::Tmpfs { target, .. }
+            | RootEntry::Contents { target, .. }
+            | RootEntry::Laid { target, .. }
             | RootEntry::Pipe { target }
             | RootEntry::Proc { target }
             | RootEntry::Devpts { target }

@@ -10,13 +10,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::{fd::OwnedFd, fs::stat};
-use stockade_launcher::scratch::{self, OpenedScratch, Opener, ShownFiles, path::ScratchPath};
-use stockade_policy::{
-    facts::HostFacts,
-    model::Policy,
-    plan::{Interpreter, RunRequest},
+use rustix::{
+    fd::OwnedFd,
+    fs::{FileType, stat},
 };
+use stockade_launcher::{
+    resolve::{Follow, ResolveError, resolve},
+    scratch::{self, OpenedScratch, Opener, ShownFiles, path::ScratchPath},
+};
+use stockade_policy::{
+    facts::{HostFacts, PathKind},
+    model::Policy,
+    plan::{Interpreter, RunRequest, ViewEntry},
+};
+use stockade_protocol::Verdict;
 
 use super::{
     inspect::{Inspected, inspect},
@@ -24,7 +31,7 @@ use super::{
     rights::{check_grants, open_scratch},
 };
 use crate::{
-    Options, Refusal, audit,
+    Options, Refusal, RefusalCause, audit,
     caller::{self, CallerError, Identity},
     facts,
     pool::PathIds,
@@ -45,6 +52,8 @@ pub(super) struct HostQuery<'a> {
 /// The paths of the host that a run shows, opened and checked.
 pub(super) struct HostView {
     pub(super) scratch: Option<OpenedScratch>,
+    /// The directories that a view has writable, in its order.
+    pub(super) writable_trees: Vec<OpenedScratch>,
     /// Interpreters in place of the policy's.
     pub(super) interpreters: BTreeMap<String, Interpreter>,
     /// Directories that they need, where root shows them for somebody.
@@ -61,7 +70,9 @@ impl HostView {
     /// Something of it must not be shown, is not granted, or cannot be opened.
     pub(super) fn open(query: &HostQuery<'_>, run_request: &RunRequest, host: &mut HostFacts) -> Result<Self, Refusal> {
         let &HostQuery { identity, policy, options, .. } = query;
-        let homes = if query.scratch.is_some() { caller::homes() } else { Vec::new() };
+        let writable = writable_paths(run_request)?;
+        let has_host_directory = query.scratch.is_some() || !writable.is_empty();
+        let homes = if has_host_directory { caller::homes() } else { Vec::new() };
         let registry = facts::registry_directory(identity);
         let opener = Opener {
             caller: &identity.caller,
@@ -81,7 +92,7 @@ impl HostView {
         })
         .map_err(CallerError::Rights)??;
         host.codecs = codecs;
-        let shown = if query.scratch.is_some() { shown_files(policy, &interpreters, &led) } else { ShownFiles::new() };
+        let shown = if has_host_directory { shown_files(policy, &interpreters, &led) } else { ShownFiles::new() };
         let opener = Opener { shown: &shown, ..opener };
         let judge = |place: &ScratchPath| {
             refuse_replaceable(place, identity, policy, options)?;
@@ -89,11 +100,15 @@ impl HostView {
             check_grants(identity, &policy.name, Some(place.path()), options)
         };
         let scratch = query.scratch.map(|path| open_scratch(path, policy, &opener, judge)).transpose()?;
+        let open = |path: &&str| open_scratch(path, policy, &opener, judge);
+        let writable_trees: Vec<OpenedScratch> = writable.iter().map(open).collect::<Result<_, _>>()?;
+        // Root could reach what is closed to the caller, and would show it.
+        scratch::as_caller(opener.caller, opener.privileged, || inspect_view(host, run_request)).map_err(CallerError::Rights)??;
         let seen = inspect(host, identity, policy, &interpreters, &led)?;
-        audit::check_unseen(identity, paths(policy, &interpreters, host, scratch.as_ref()), &seen)?;
+        audit::check_unseen(identity, paths(policy, &interpreters, host, scratch.iter().chain(&writable_trees)), &seen)?;
         let seen = if query.is_compared { own(&seen) } else { PathIds::new() };
         let trees = open_trees(identity, &led, &opener)?;
-        Ok(HostView { scratch, interpreters, trees, seen })
+        Ok(HostView { scratch, writable_trees, interpreters, trees, seen })
     }
 }
 
@@ -115,6 +130,57 @@ fn shown_files(policy: &Policy, interpreters: &BTreeMap<String, Interpreter>, le
     })
 }
 
+/// The host paths that a view has writable.
+fn writable_paths(run_request: &RunRequest) -> Result<Vec<&str>, ViewPathError> {
+    let entries = run_request.view.iter().flat_map(|view| &view.entries);
+    let trees = entries.filter_map(|entry| match entry {
+        ViewEntry::Tree { source, .. } => Some(source),
+        _ => None,
+    });
+    trees.map(|source| source.to_str().ok_or_else(|| ViewPathError::NotUtf8(source.clone()))).collect()
+}
+
+/// Why a path of a view is not opened.
+#[derive(Debug, thiserror::Error)]
+enum ViewPathError {
+    #[error("{}: a path of the host must be UTF-8", .0.display())]
+    NotUtf8(PathBuf),
+    #[error(transparent)]
+    Unresolved(ResolveError),
+}
+
+impl RefusalCause for ViewPathError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            ViewPathError::NotUtf8(_) => "view_path_malformed",
+            ViewPathError::Unresolved(ResolveError::Foreign(_)) => "shown_foreign_link",
+            ViewPathError::Unresolved(_) => "view_source_missing",
+        };
+        (Verdict::BadRequest, reason)
+    }
+}
+
+/// Looks at the paths of the host that a view shows read-only: what is there, and where its links
+/// lead. Only root's are followed. What is shown is the plan's to say.
+fn inspect_view(host: &mut HostFacts, run_request: &RunRequest) -> Result<(), ViewPathError> {
+    for entry in run_request.view.iter().flat_map(|view| &view.entries) {
+        let ViewEntry::Show { source, optional, .. } = entry else { continue };
+        let found = match resolve(source, Follow::Roots) {
+            Ok(found) => found,
+            Err(ResolveError::Foreign(link)) if !optional => return Err(ViewPathError::Unresolved(ResolveError::Foreign(link))),
+            // It is not there, as far as this process can see.
+            Err(_) => continue,
+        };
+        let Some(stat) = found.stat else { continue };
+        let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
+        host.paths.insert(source.clone(), if is_directory { PathKind::Directory } else { PathKind::File });
+        if found.real != *source {
+            host.led.insert(source.clone(), found.real);
+        }
+    }
+    Ok(())
+}
+
 /// Which file or directory each path is, to be compared later.
 fn own(seen: &Inspected<'_>) -> PathIds {
     seen.iter().map(|(path, number)| (path.to_path_buf(), *number)).collect()
@@ -125,11 +191,11 @@ fn paths<'p>(
     policy: &'p Policy,
     interpreters: &'p BTreeMap<String, Interpreter>,
     host: &'p HostFacts,
-    scratch: Option<&'p OpenedScratch>,
+    writable: impl Iterator<Item = &'p OpenedScratch>,
 ) -> impl Iterator<Item = &'p Path> {
     let filesystem = &policy.filesystem;
     let needed = interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program]));
     let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(needed).chain(host.led.values());
     let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
-    paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
+    paths.chain(environments).map(PathBuf::as_path).chain(writable.map(|opened| opened.facts.path.as_path()))
 }

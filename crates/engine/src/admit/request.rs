@@ -256,12 +256,17 @@ pub(super) fn well_formed<'a>(
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
         }
-        Origin::Command { command, settings, terminal } => {
+        Origin::Command { command, settings, terminal, view } => {
             if command.iter().any(|word| word.contains('\0')) || command.first().is_none_or(String::is_empty) {
                 return Err(RequestError::Command.into());
             }
             check_size("the command", command.iter())?;
             run_request.program = Program::Command(command.to_vec());
+            if let Some(view) = view {
+                let set = view.environment.iter().flat_map(|(name, value)| std::iter::once(name).chain(value));
+                check_size("the variables", set)?;
+                run_request.view = Some(view.clone());
+            }
             check_settings(settings, &mut run_request, &mut parts)?;
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };

@@ -44,6 +44,10 @@ fn subject(plan: &Plan, step: Step, index: Option<usize>) -> String {
             plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default()
         }
         (Step::WriteProgram, _) => plan.program_file.as_ref().map(|(at, name)| format!(" {}", at.join(name).display())).unwrap_or_default(),
+        (Step::WorkingDirectory, _) if !plan.working_directories.is_empty() => {
+            plan.working_directories.last().map(|path| format!(" {}", path.display())).unwrap_or_default()
+        }
+        (Step::Seccomp, Some(index)) => format!(" (the caller's filter {})", index + 1),
         (Step::Scratch | Step::WorkingDirectory, _) => format!(" {}", plan.scratch.path.display()),
         (Step::EgressSockets, Some(index)) => stockade_egress::netns::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
         (Step::ExecPayload, _) => program_subject(plan),
@@ -91,6 +95,13 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
             "; the owner of scratch may not write there: chmod u+rwx the directory, should earlier code have closed it"
         }
         (Step::WriteFile, Errno::LOOP | Errno::NOTDIR) => "; a link or a file stands where the path needs a directory",
+        (Step::RootEntry, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
+            if index.and_then(|index| entry(plan, index)).is_some_and(is_laid) =>
+        {
+            "; nothing is made below a directory of the host, and no link is followed: make the file or directory on the host before"
+        }
+        (Step::WorkingDirectory, _) if !plan.working_directories.is_empty() => "; name a directory that the operations show",
+        (Step::Seccomp, Errno::INVAL) if index.is_some() => "; the kernel takes no such filter",
         (Step::Seccomp, Errno::INVAL) => "; the kernel needs CONFIG_SECCOMP_FILTER",
         _ => "",
     }
@@ -101,6 +112,10 @@ fn entry(plan: &Plan, index: usize) -> Option<&RootEntry> {
     index.checked_sub(1).and_then(|index| plan.root.get(index))
 }
 
+fn is_laid(entry: &RootEntry) -> bool {
+    matches!(entry, RootEntry::Placed { .. } | RootEntry::Tree { .. } | RootEntry::Tmpfs { .. } | RootEntry::Laid { .. })
+}
+
 fn is_proc(plan: &Plan, index: usize) -> bool {
     matches!(entry(plan, index), Some(RootEntry::Proc { .. }))
 }
@@ -108,6 +123,13 @@ fn is_proc(plan: &Plan, index: usize) -> bool {
 fn entry_subject(plan: &Plan, index: usize) -> String {
     match entry(plan, index) {
         Some(RootEntry::Bind { source, .. } | RootEntry::Device { source, .. }) => format!(", bind {} read-only", source.display()),
+        Some(RootEntry::Placed { source, target, .. }) => format!(", bind {} read-only at /{}", source.display(), target.display()),
+        Some(RootEntry::Tree { index, target }) => {
+            let source = plan.trees.get(*index).map(|tree| tree.source.display().to_string()).unwrap_or_default();
+            format!(", bind {source} at /{}", target.display())
+        }
+        Some(RootEntry::Tmpfs { target, .. }) => format!(", lay a tmpfs at /{}", target.display()),
+        Some(RootEntry::Laid { target, .. }) => format!(", lay a file over /{}", target.display()),
         Some(RootEntry::Proc { .. }) => String::from(", mount proc on /proc"),
         Some(RootEntry::Devpts { .. }) => String::from(", mount devpts on /dev/pts"),
         Some(RootEntry::Cover { target, .. }) => format!(", watch modules through /{}", target.display()),
@@ -116,6 +138,7 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
             RootEntry::Directory { target, .. }
             | RootEntry::Link { target, .. }
             | RootEntry::File { target, .. }
+            | RootEntry::Contents { target, .. }
             | RootEntry::Pipe { target }
             | RootEntry::Writable { target },
         ) => {

@@ -22,7 +22,7 @@ use stockade_sys::mount::attr;
 
 use super::{At, StepResult};
 use crate::{
-    child_data::{ChildData, ChildScratch, Entry, Laid, ScratchRule},
+    child_data::{ChildData, ChildScratch, ChildTree, Entry, Laid, ScratchRule},
     layers::{Layer, Layers},
     tree,
 };
@@ -49,6 +49,23 @@ pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr,
 
 pub(crate) fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
     move_mount(mount, c"", root, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+/// Attaches a mount where a caller's path leads inside. Until the pivot a link would lead to the
+/// host, so none is followed.
+fn place(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let at = openat2(root, target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let both_empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, c"", at, c"", both_empty)
+}
+
+/// A copy of a host directory that must be the one that was checked: a descriptor of the host's
+/// mount namespace cannot be copied (EINVAL), so it is opened again.
+fn copy_checked(path: &CStr, device: u64, inode: u64) -> Result<OwnedFd, Errno> {
+    let again = copy_tree(CWD, path)?;
+    let found = rustix::fs::fstat(&again)?;
+    if (found.st_dev, found.st_ino) == (device, inode) { Ok(again) } else { Err(Errno::STALE) }
 }
 
 /// A copy of a mount, not attached anywhere. AT_RECURSIVE: without it a directory with
@@ -153,6 +170,36 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             made.modules = Some(pipe);
             Ok(())
         }
+        Entry::Placed { source, target, executable } => {
+            // Where its links lead stands in the plan; any other was put there since.
+            let tree = copy_tree(tree::open_unlinked(source.as_c_str())?, c"")?;
+            let noexec = if *executable { 0 } else { attr::NOEXEC };
+            set(&tree, attr::RDONLY | attr::NOSUID | attr::NODEV | noexec, true)?;
+            place(tree, root, target)
+        }
+        Entry::Tree { from, target, rules } => {
+            let copy;
+            let tree = match from {
+                ChildTree::Sent(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
+                ChildTree::Path { path, device, inode } => {
+                    copy = copy_checked(path, *device, *inode)?;
+                    &copy
+                }
+            };
+            let flags = if layers.has(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
+            set(tree, u64::from(flags.bits()), true)?;
+            place(tree, root, target)?;
+            apply_rules(root, tree, rules).map_err(|(errno, _)| errno)
+        }
+        Entry::Tmpfs { from, target } => place(copy_tree(root, from)?, root, target),
+        Entry::Laid { target, mode, bytes, writable } => {
+            write_file(root, COVER_FILE, *mode, bytes)?;
+            let copy = copy_tree(root, COVER_FILE)?;
+            let read_only = if *writable { 0 } else { attr::RDONLY };
+            set(&copy, read_only | attr::NOSUID | attr::NODEV, false)?;
+            place(copy, root, target)?;
+            unlinkat(root, COVER_FILE, AtFlags::empty())
+        }
         Entry::StandIn => mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
     }
 }
@@ -182,34 +229,35 @@ pub(super) fn mount_scratch(data: &ChildData, layers: Layers, sent: Option<Owned
         // Root's is idmapped already, which only the initial user namespace's root may do; a
         // session's is its own.
         ChildScratch::Tree => sent.ok_or(Errno::BADF).at(Step::Scratch)?,
-        // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
-        // so it is opened again here, and must be the directory that was checked.
-        ChildScratch::Path { path, device, inode } => {
-            let again = copy_tree(CWD, path).at(Step::Scratch)?;
-            let found = rustix::fs::fstat(&again).at(Step::Scratch)?;
-            if (found.st_dev, found.st_ino) != (*device, *inode) {
-                return Err(Errno::STALE).at(Step::Scratch);
-            }
-            again
-        }
+        ChildScratch::Path { path, device, inode } => copy_checked(path, *device, *inode).at(Step::Scratch)?,
     };
     let read_only = if data.scratch_read_only { attr::RDONLY } else { 0 };
     stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
     attach(&scratch, root, &data.scratch_target).at(Step::Scratch)?;
-    let hides = data.scratch_rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
-    if hides {
-        mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).at(Step::ScratchRule)?;
-        mkdirat(root, HIDDEN_DIRECTORY, Mode::empty()).at(Step::ScratchRule)?;
+    match apply_rules(root, &scratch, &data.scratch_rules) {
+        Ok(()) => Ok(scratch),
+        Err((errno, Some(index))) => Err(errno).at_entry(Step::ScratchRule, index),
+        Err((errno, None)) => Err(errno).at(Step::ScratchRule),
     }
-    for (index, rule) in data.scratch_rules.iter().enumerate() {
-        protect(root, &scratch, rule).at_entry(Step::ScratchRule, index)?;
+}
+
+/// Lays over a host directory what its rules say; an error has the rule's place.
+fn apply_rules(root: &OwnedFd, directory: &OwnedFd, rules: &[ScratchRule]) -> Result<(), (Errno, Option<usize>)> {
+    let at = |errno| (errno, None);
+    let hides = rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
+    if hides {
+        mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).map_err(at)?;
+        mkdirat(root, HIDDEN_DIRECTORY, Mode::empty()).map_err(at)?;
+    }
+    for (index, rule) in rules.iter().enumerate() {
+        protect(root, directory, rule).map_err(|errno| (errno, Some(index)))?;
     }
     // What was laid over a path stays, without a name.
     if hides {
-        unlinkat(root, HIDDEN_FILE, AtFlags::empty()).at(Step::SealRoot)?;
-        unlinkat(root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).at(Step::SealRoot)?;
+        unlinkat(root, HIDDEN_FILE, AtFlags::empty()).map_err(at)?;
+        unlinkat(root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).map_err(at)?;
     }
-    Ok(scratch)
+    Ok(())
 }
 
 /// Lays over a path of scratch what its rule says. Another run may be at work in the same

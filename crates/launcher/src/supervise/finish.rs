@@ -15,7 +15,7 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, Usage, Verdict};
 
 use super::{
     Supervision, failed,
-    quota::{COUNT, CountMode, ScratchFs},
+    quota::{COUNT, CountMode, HostScratchFs, ScratchFs},
     sampler::FsSampler,
     state::State,
     unwritten,
@@ -128,7 +128,7 @@ impl Supervision<'_> {
 
     /// Gives scratch back to its owner and removes the program's file.
     fn leave_scratch(&mut self) {
-        let given_back = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only).map_or(Ok(()), |host| host.give_back());
+        let given_back = self.quota.hosts().filter(|_| !self.plan.scratch.read_only).try_for_each(HostScratchFs::give_back);
         self.note(given_back, "give the scratch back to its owner");
         if let (Some((_, name)), Some(scratch)) = (&self.plan.program_file, &self.quota.scratch) {
             // A run that failed early has written none; a read-only scratch holds none.
@@ -172,7 +172,7 @@ impl Supervision<'_> {
         let FsSampler { scratch, tmp, .. } = &self.quota.sampler;
         // It can have grown while the launcher had no turn.
         let has_outgrown =
-            self.quota.host_scratch().is_some() && scratch_bytes.zip(self.plan.scratch.size).is_some_and(|(bytes, limit)| bytes > limit);
+            self.quota.hosts().next().is_some() && scratch_bytes.zip(self.plan.scratch.size).is_some_and(|(bytes, limit)| bytes > limit);
         let status = self.state.end().map(|end| end.status);
         let cpu_of_program = self.state.end().map(|end| end.cpu_us);
         if status.is_none() && self.cause.is_none() {

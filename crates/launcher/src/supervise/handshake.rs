@@ -228,16 +228,18 @@ impl Supervision<'_> {
         Ok(false)
     }
 
-    /// Looks through the host scratch for what was moved past the first look, while the child goes
+    /// Looks through the host directories for what was moved past the first look, while the child goes
     /// on to confine itself.
     fn look_again(&mut self) -> Result<(), LaunchError> {
-        let Some(ScratchFs::Host(HostScratchFs { directory, second_look, .. })) = &mut self.quota.scratch else { return Ok(()) };
         let failed = |errno, detail| StepFailure::new(self.plan, Step::ScratchRule, errno, None, detail);
-        match second_look.take().map_or(Ok(None), |look| look.missed(directory)) {
-            Ok(None) => Ok(()),
-            Ok(Some(path)) => Err(failed(Errno::STALE, path.display().to_string()).into()),
-            Err(errno) => Err(failed(errno, String::new()).into()),
+        for HostScratchFs { directory, second_look, .. } in self.quota.hosts_mut() {
+            match second_look.take().map_or(Ok(None), |look| look.missed(directory)) {
+                Ok(None) => {}
+                Ok(Some(path)) => return Err(failed(Errno::STALE, path.display().to_string()).into()),
+                Err(errno) => return Err(failed(errno, String::new()).into()),
+            }
         }
+        Ok(())
     }
 
     /// Compares the sandbox with the plan. Meanwhile the executor starts, and then waits for the
@@ -261,7 +263,7 @@ impl Supervision<'_> {
         }
         let ignored_signals = evidence.ignored_signals();
         if let Some(client) = &mut self.client {
-            client.begins();
+            client.begins(self.teardown.sandbox.pid());
         }
         let told_at = Instant::now();
         let told = tell(&self.handshake.lifeline, ExecutorCommand::Go { ignored_signals })?;

@@ -8,7 +8,10 @@
 //! no count explains is bounded where the run may have written as much. Limits that the kernel
 //! enforces by itself (processes, open files, memory in a cgroup) are not looked at here.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use rustix::{
     event::epoll,
@@ -16,6 +19,7 @@ use rustix::{
     fs::{MemfdFlags, Mode, fstat, memfd_create},
     io::Errno,
 };
+use stockade_policy::plan::Plan;
 use stockade_protocol::LimitKey;
 
 use super::{
@@ -104,6 +108,8 @@ pub(super) struct Quota {
     pub(super) grace: Option<(Instant, i32)>,
     /// None until the child has handed a private scratch over.
     pub(super) scratch: Option<ScratchFs>,
+    /// Further host directories, each with limits as a host scratch.
+    pub(super) trees: Vec<HostScratchFs>,
     /// The file system of `/tmp`, home and `/dev/shm`; none until it is handed over.
     pub(super) tmp: Option<OwnedFd>,
 }
@@ -118,6 +124,8 @@ pub(super) enum ScratchFs {
 /// A host scratch, and how it was before the run.
 pub(super) struct HostScratchFs {
     pub(super) directory: OwnedFd,
+    /// Its path as the code sees it.
+    inside: PathBuf,
     pub(super) before: TreeUse,
     pub(super) linked: LinkedFiles,
     /// Done once, when the sandbox has its mounts.
@@ -183,18 +191,18 @@ impl MaxLoss {
 }
 
 /// What a count of a host scratch has come to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Counted {
     /// What the run is to be ended for.
     pub(super) cause: Option<Cause>,
-    /// By how much it has grown; none where the count did not come to its end.
-    pub(super) grown: Option<Growth>,
+    /// By how much each host directory has grown; none where the count did not come to its end.
+    pub(super) grown: Option<Vec<Growth>>,
 }
 
 impl Counted {
-    /// By how many bytes it has grown, if it has.
+    /// By how many bytes the one has grown that has grown most, if one has.
     pub(super) fn growth(&self) -> Option<u64> {
-        self.grown.map(|grown| u64::try_from(grown.bytes).unwrap_or(0))
+        self.grown.as_ref()?.iter().map(|grown| u64::try_from(grown.bytes).unwrap_or(0)).max()
     }
 }
 
@@ -211,12 +219,14 @@ impl ScratchFs {
 impl Quota {
     /// `tmp`: what a session keeps. Without it the code's writable file systems are handed over
     /// by the child.
-    pub(super) fn new(opened: Option<OpenedScratch>, tmp: Option<OwnedFd>) -> Result<Self, Errno> {
-        let host = opened.map(|OpenedScratch { directory, before, linked, second_look, rights, .. }| {
+    pub(super) fn new(plan: &Plan, opened: Option<OpenedScratch>, trees: Vec<OpenedScratch>, tmp: Option<OwnedFd>) -> Result<Self, Errno> {
+        let host = |OpenedScratch { directory, before, linked, second_look, rights, .. }, inside: &Path| {
             let room = usage::room(&directory)?;
-            Ok(ScratchFs::Host(HostScratchFs { directory, before, linked, second_look, rights, room, room_without: room }))
-        });
-        let scratch = host.transpose()?;
+            let inside = inside.to_path_buf();
+            Ok(HostScratchFs { directory, inside, before, linked, second_look, rights, room, room_without: room })
+        };
+        let scratch = opened.map(|opened| host(opened, &plan.scratch.path).map(ScratchFs::Host)).transpose()?;
+        let trees = trees.into_iter().zip(&plan.trees).map(|(opened, tree)| host(opened, &tree.target)).collect::<Result<_, Errno>>()?;
         Ok(Quota {
             cpu_before: CpuTime::default(),
             next_cpu_check: None,
@@ -230,7 +240,30 @@ impl Quota {
             scratch_peak: 0,
             grace: None,
             scratch,
+            trees,
             tmp,
+        })
+    }
+
+    /// All directories of the host that the code may write.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = &HostScratchFs> {
+        self.host_scratch().into_iter().chain(&self.trees)
+    }
+
+    pub(super) fn hosts_mut(&mut self) -> impl Iterator<Item = &mut HostScratchFs> {
+        let scratch = match &mut self.scratch {
+            Some(ScratchFs::Host(host)) => Some(host),
+            Some(ScratchFs::Private(_)) | None => None,
+        };
+        scratch.into_iter().chain(&mut self.trees)
+    }
+
+    /// What the file system of one of them has lost at most; none where there is none.
+    fn lost(&self) -> Result<Option<Growth>, Errno> {
+        self.hosts().try_fold(None, |most: Option<Growth>, host| {
+            let lost = host.lost()?;
+            let most = most.unwrap_or(lost);
+            Ok(Some(Growth { bytes: most.bytes.max(lost.bytes), files: most.files.max(lost.files) }))
         })
     }
 
@@ -266,7 +299,7 @@ impl Supervision<'_> {
     /// Begins to count what the program uses.
     pub(super) fn start_quota(&mut self, now: Instant) {
         let limits_scratch = !self.plan.scratch.read_only && self.plan.scratch.size.or(self.plan.scratch.files).is_some();
-        if self.quota.host_scratch().is_some() && limits_scratch {
+        if self.quota.hosts().next().is_some() && limits_scratch {
             self.quota.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
             self.quota.next_glance = Some(now + MIN_GLANCE);
         }
@@ -392,12 +425,13 @@ impl Supervision<'_> {
         self.quota.next_scratch_count = None;
         match self.count_scratch(CountMode::Running) {
             Ok(counted) => {
+                let (is_whole, is_over) = (counted.grown.is_some(), counted.cause.is_some());
                 self.take_count(counted, CountMode::Running);
-                if counted.grown.is_none() {
+                if !is_whole {
                     // What the file system has lost may have ended it.
                     self.quota.next_glance = self.quota.next_glance.and(Some(before));
                 }
-                if counted.cause.is_none() {
+                if !is_over {
                     let pause = (before.elapsed() * MIN_PAUSE).clamp(Duration::from_millis(INTERVAL_MS), MAX_PAUSE);
                     self.quota.next_scratch_count = Some(Instant::now() + pause);
                 }
@@ -410,10 +444,9 @@ impl Supervision<'_> {
     /// and where a short count does not find it, holds the run and counts.
     fn check_loss(&mut self) {
         self.quota.next_glance = None;
-        let Some(host) = self.quota.host_scratch() else { return };
         let most = self.max_loss();
-        match host.lost() {
-            Ok(lost) if most.is_passed(lost) && !self.all_have_ended() => {
+        match self.quota.lost() {
+            Ok(Some(lost)) if most.is_passed(lost) && !self.all_have_ended() => {
                 // What it frees is not to be taken for what others have written.
                 processes::free_unreachable();
                 match self.count_scratch(CountMode::Short) {
@@ -425,7 +458,7 @@ impl Supervision<'_> {
             Ok(_) => {}
             Err(errno) => return self.break_off(failed(COUNT)(errno)),
         }
-        if let (None, Some(Ok(lost))) = (self.cause, self.quota.host_scratch().map(HostScratchFs::lost)) {
+        if let (None, Ok(Some(lost))) = (self.cause, self.quota.lost()) {
             self.quota.next_glance = Some(Instant::now() + most.until_passed(lost).clamp(MIN_GLANCE, MAX_GLANCE));
         }
     }
@@ -490,9 +523,8 @@ impl Supervision<'_> {
     /// that the run has not. Else it could be what code has moved behind the count.
     fn take_count(&mut self, counted: Counted, mode: CountMode) {
         self.quota.scratch_peak = self.quota.scratch_peak.max(counted.growth().unwrap_or(0));
-        if let (Some(grown), Some(ScratchFs::Host(host))) = (counted.grown, &mut self.quota.scratch)
-            && let Ok(now) = usage::room(&host.directory)
-        {
+        for (grown, host) in counted.grown.iter().flatten().zip(self.quota.hosts_mut()) {
+            let Ok(now) = usage::room(&host.directory) else { continue };
             let free_bytes = now.free_bytes.saturating_add_signed(grown.bytes);
             let files = now.files.saturating_add_signed(grown.files.saturating_neg());
             host.room_without = match mode {
@@ -507,12 +539,24 @@ impl Supervision<'_> {
         }
     }
 
-    /// Counts the host scratch.
+    /// Counts the directories of the host, up to one for which the run is to be ended.
     ///
     /// # Errors
-    /// It cannot be counted.
+    /// One cannot be counted.
     pub(super) fn count_scratch(&self, mode: CountMode) -> Result<Counted, Errno> {
-        let Some(host) = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only) else { return Ok(Counted::default()) };
+        let mut all = Vec::new();
+        for host in self.quota.hosts().filter(|_| !self.plan.scratch.read_only) {
+            let (cause, grown) = self.count_host(host, mode)?;
+            all.extend(grown);
+            if cause.is_some() || grown.is_none() {
+                return Ok(Counted { cause, grown: grown.map(|_| all) });
+            }
+        }
+        Ok(Counted { cause: None, grown: if all.is_empty() { None } else { Some(all) } })
+    }
+
+    /// One of them.
+    fn count_host(&self, host: &HostScratchFs, mode: CountMode) -> Result<(Option<Cause>, Option<Growth>), Errno> {
         let begun = Instant::now();
         let timeout = if mode == CountMode::Short { MAX_SHORT_COUNT } else { self.count_timeout(host) };
         let mut goes_on = self.may_count(begun + timeout, mode);
@@ -526,7 +570,7 @@ impl Supervision<'_> {
         let Some(now) = now else {
             // Else something is to be done first, and it is counted after that.
             let is_overdue = mode != CountMode::Short && begun.elapsed() >= timeout;
-            return Ok(Counted { cause: is_overdue.then_some(Cause::Uncounted), ..Counted::default() });
+            return Ok((is_overdue.then_some(Cause::Uncounted), None));
         };
         let unseen = nameless.is_some_and(|nameless| nameless.may_be_more());
         let cause = match (too_large(&now), too_many(&now)) {
@@ -540,13 +584,13 @@ impl Supervision<'_> {
                 let is_unexplained = self.may_have_written_unexplained(host, grown(&now), &mut goes_on)?;
                 if !goes_on() && begun.elapsed() < timeout {
                     // Something is to be done first, as above.
-                    return Ok(Counted::default());
+                    return Ok((None, None));
                 }
                 (is_lost || is_unexplained).then_some(Cause::Uncounted)
             }
             _ => None,
         };
-        Ok(Counted { cause, grown: Some(grown(&now)) })
+        Ok((cause, Some(grown(&now))))
     }
 
     /// Whether the file system has lost far more over the run than a held count explains, and the
@@ -574,7 +618,7 @@ impl Supervision<'_> {
             device,
             linked_outside: &host.linked.outside,
             maps: if mode == CountMode::Held { Some(&may_be) } else { None },
-            root: Some(&self.plan.scratch.path),
+            root: Some(&host.inside),
             enough: self.plan.scratch.files.map_or(u64::MAX, |limit| limit.saturating_add(host.before.entries)),
         };
         let mut nameless = NamelessFiles::of(self.teardown.sandbox.pid(), &wanted, goes_on);
@@ -607,9 +651,9 @@ impl Supervision<'_> {
     /// file system has lost too much.
     fn may_count(&self, until: Instant, mode: CountMode) -> impl FnMut() -> bool {
         let alive = !self.all_have_ended();
-        let host = self.quota.host_scratch();
+        let quota = &self.quota;
         let most = (mode == CountMode::Running && alive).then(|| self.max_loss());
-        let is_lost = move || most.zip(host).is_some_and(|(most, host)| host.lost().is_ok_and(|lost| most.is_passed(lost)));
+        let is_lost = move || most.is_some_and(|most| matches!(quota.lost(), Ok(Some(lost)) if most.is_passed(lost)));
         let mut goes_on = self.may_go_on(until);
         move || goes_on() && !is_lost()
     }

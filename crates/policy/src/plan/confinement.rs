@@ -127,15 +127,27 @@ pub(super) fn plan_landlock(
     let mut rules = Vec::new();
     let mut rule = |path: &Path, rights: u64| rules.push(LandlockRule { path: path.to_path_buf(), rights: rights & handled });
     rule(Path::new("/"), access::READ_DIR);
-    rule(Path::new("/etc"), access::READ);
+    // A view need not have one.
+    if root.iter().any(|entry| matches!(entry, RootEntry::Directory { target, .. } if target == Path::new("etc"))) {
+        rule(Path::new("/etc"), access::READ);
+    }
     rule(Path::new("/sys"), access::READ);
     rule(Path::new("/proc"), access::READ);
     rule(Path::new("/dev"), access::READ | access::WRITE_FILE | access::IOCTL_DEV);
-    for entry in root {
+    for (entry, later) in root.iter().enumerate().map(|(at, entry)| (entry, root.get(at + 1..).unwrap_or_default())) {
+        if is_covered(entry, later) {
+            continue;
+        }
+        if let RootEntry::Tree { target, .. } = entry {
+            rule(&Path::new("/").join(target), access::WRITE_PLAIN);
+        }
         if let RootEntry::Pipe { target } = entry {
             rule(&Path::new("/").join(target), access::WRITE_FILE);
         }
-        if let RootEntry::Bind { target, executable, .. } = entry {
+        if let RootEntry::Contents { target, .. } | RootEntry::Laid { target, writable: false, .. } = entry {
+            rule(&Path::new("/").join(target), access::READ | access::EXECUTE);
+        }
+        if let RootEntry::Bind { target, executable, .. } | RootEntry::Placed { target, executable, .. } = entry {
             let path = Path::new("/").join(target);
             // Rules reach through mounts: that of /etc covers what is bound there.
             if *executable || !path.starts_with("/etc") {
@@ -160,8 +172,26 @@ pub(super) fn plan_landlock(
     Ok((LandlockPlan { abi, handled, scoped, rules }, payload))
 }
 
-pub(super) fn plan_filter(policy: &Policy, filters: &Filters, scratch: &ScratchPlan) -> FilterPlan {
-    let filter = if scratch.host && !scratch.read_only { &filters.host_scratch } else { &filters.private_scratch };
+/// Whether a later operation of a view has covered an earlier one, which has no path any more.
+fn is_covered(entry: &RootEntry, later: &[RootEntry]) -> bool {
+    fn laid(entry: &RootEntry) -> Option<&Path> {
+        match entry {
+            RootEntry::Placed { target, .. }
+            | RootEntry::Tree { target, .. }
+            | RootEntry::Tmpfs { target, .. }
+            | RootEntry::Laid { target, .. } => Some(target),
+            _ => None,
+        }
+    }
+    let own = match entry {
+        RootEntry::Contents { target, .. } => Some(target.as_path()),
+        entry => laid(entry),
+    };
+    own.is_some_and(|own| later.iter().filter_map(laid).any(|above| own != above && own.starts_with(above)))
+}
+
+pub(super) fn plan_filter(policy: &Policy, filters: &Filters, grows_on_host: bool) -> FilterPlan {
+    let filter = if grows_on_host { &filters.host_scratch } else { &filters.private_scratch };
     FilterPlan {
         sha256: filter.sha256.clone(),
         instructions: filter.program.len(),

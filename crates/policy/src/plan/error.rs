@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use stockade_protocol::LimitKey;
 
-use super::MIN_MEMORY;
+use super::{MIN_MEMORY, ViewError};
 use crate::model::Degradable;
 
 /// Why there is no plan.
@@ -74,6 +74,8 @@ pub enum PlanError {
         "[runtimes.{runtime}.modules]: the policy refuses modules or events, and no interpreter of `{runtime}` can be watched for them: none of its prefixes has lib/python3.*/encodings/utf_8.py; name a CPython by --runtime {runtime}=PATH, or only note them"
     )]
     ModulesNotWatchable { runtime: String },
+    #[error(transparent)]
+    View(#[from] ViewError),
 }
 
 impl PlanError {
@@ -97,6 +99,7 @@ impl PlanError {
             PlanError::Compiles { .. } => "runtime_compiles",
             PlanError::PathMissing(_) => "path_missing",
             PlanError::ModulesNotWatchable { .. } => "modules_not_watchable",
+            PlanError::View(error) => error.reason(),
         }
     }
 
@@ -109,6 +112,7 @@ impl PlanError {
             | PlanError::ScratchCovered { .. }
             | PlanError::UnknownLanguage { .. }
             | PlanError::Compiles { .. }
+            | PlanError::View(_)
             | PlanError::VariableNotAccepted { .. } => true,
             PlanError::LayerMissing { .. }
             | PlanError::RootUid

@@ -27,24 +27,24 @@ pub const PROC_MASKS: [&str; 7] = ["kcore", "keys", "key-users", "timer_list", "
 pub const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
 
 #[derive(Default)]
-struct RootBuilder {
-    entries: Vec<RootEntry>,
+pub(super) struct RootBuilder {
+    pub(super) entries: Vec<RootEntry>,
     /// Compared as bytes: as paths they would be taken apart for each comparison.
-    made: BTreeSet<OsString>,
+    pub(super) made: BTreeSet<OsString>,
     bound: Vec<PathBuf>,
 }
 
 impl RootBuilder {
     /// A path inside without its leading slash.
-    fn relative(path: &Path) -> PathBuf {
+    pub(super) fn relative(path: &Path) -> PathBuf {
         path.strip_prefix("/").unwrap_or(path).to_path_buf()
     }
 
-    fn is_made(&self, path: &Path) -> bool {
+    pub(super) fn is_made(&self, path: &Path) -> bool {
         self.made.contains(path.as_os_str())
     }
 
-    fn directory(&mut self, path: &Path, mode: u32) {
+    pub(super) fn directory(&mut self, path: &Path, mode: u32) {
         // The parents of an entry exist as well, and so does each path below a bind.
         if self.is_made(path) || self.bound.iter().any(|bound| path.starts_with(bound)) {
             return;
@@ -58,7 +58,7 @@ impl RootBuilder {
         }
     }
 
-    fn parent(&mut self, path: &Path) {
+    pub(super) fn parent(&mut self, path: &Path) {
         if let Some(parent) = path.parent() {
             self.directory(parent, 0o755);
         }
@@ -66,8 +66,23 @@ impl RootBuilder {
 
     fn file(&mut self, path: &str, mode: u32, text: String) {
         self.parent(Path::new(path));
-        self.made.insert(OsString::from(path));
-        self.entries.push(RootEntry::File { target: Self::relative(Path::new(path)), mode, text });
+        self.entry(Path::new(path), |target| RootEntry::File { target, mode, text });
+    }
+
+    /// A file without contents, to mount something on.
+    pub(super) fn empty_file(&mut self, path: &Path, mode: u32) {
+        self.parent(path);
+        self.entry(path, |target| RootEntry::File { target, mode, text: String::new() });
+    }
+
+    /// An entry that makes `path`.
+    pub(super) fn entry(&mut self, path: &Path, entry: impl FnOnce(PathBuf) -> RootEntry) {
+        self.made.insert(path.into());
+        self.entries.push(entry(Self::relative(path)));
+    }
+
+    pub(super) fn writable(&mut self, path: &Path) {
+        self.entries.push(RootEntry::Writable { target: Self::relative(path) });
     }
 
     /// Binds a host path at the same path, unless a bind above shows it already. The source is
@@ -101,15 +116,11 @@ pub(super) fn plan_root(
     root.directory(Path::new("/dev/shm"), 0o1777);
     root.directory(Path::new(HOME), 0o700);
     plan_dev(&mut root, policy);
-    root.directory(Path::new("/proc"), 0o555);
-    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
-    for mask in PROC_MASKS {
-        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
-    }
-    plan_etc(&mut root, identity.inside.1, policy);
+    plan_proc(&mut root);
+    plan_etc(&mut root, identity.inside.1, policy, &identity.hostname);
     let writable = WRITABLE.map(PathBuf::from).to_vec();
     for path in &writable {
-        root.entries.push(RootEntry::Writable { target: RootBuilder::relative(path) });
+        root.writable(path);
     }
     for (name, to) in &facts.links {
         root.made.insert(format!("/{name}").into());
@@ -140,14 +151,11 @@ pub(super) fn plan_root(
         root.parent(&path);
         root.entries.push(RootEntry::Link { target: RootBuilder::relative(&path), to: interpreter.clone() });
     }
-    plan_passwd(&mut root, identity, scratch, policy);
+    plan_passwd(&mut root, identity, &home_of(scratch, policy.scratch.home));
     if run_request.terminal {
         plan_terminal(&mut root);
     }
-    // glibc's sysconf reads the number of CPUs here.
-    let online = usable_cpus(facts, limits);
-    let text = if online == 1 { String::from("0\n") } else { format!("0-{}\n", online - 1) };
-    root.file("/sys/devices/system/cpu/online", 0o444, text);
+    plan_cpus(&mut root, facts, limits);
     root.directory(&scratch.path, 0o755);
     if let Some(alias) = run_request.scratch_alias.as_ref().filter(|alias| is_free(alias, policy, scratch, &root)) {
         root.parent(alias);
@@ -170,15 +178,30 @@ pub fn is_program_directory(path: &Path) -> bool {
     !path.starts_with("/etc")
 }
 
-fn plan_passwd(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, policy: &Policy) {
+/// A fresh proc, with what it masks.
+pub(super) fn plan_proc(root: &mut RootBuilder) {
+    root.directory(Path::new("/proc"), 0o555);
+    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
+    for mask in PROC_MASKS {
+        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
+    }
+}
+
+/// The number of CPUs, where glibc's sysconf reads it.
+pub(super) fn plan_cpus(root: &mut RootBuilder, facts: &HostFacts, limits: &Limits) {
+    let online = usable_cpus(facts, limits);
+    let text = if online == 1 { String::from("0\n") } else { format!("0-{}\n", online - 1) };
+    root.file("/sys/devices/system/cpu/online", 0o444, text);
+}
+
+pub(super) fn plan_passwd(root: &mut RootBuilder, identity: &Identity, home: &Path) {
     let (uid, gid) = identity.inside;
     let user = &identity.user;
-    let home = home_of(scratch, policy.scratch.home);
     root.file("/etc/passwd", 0o444, format!("root:x:0:0::/nonexistent:/usr/sbin/nologin\n{user}:x:{uid}:{gid}::{}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n", home.display()));
 }
 
-fn plan_etc(root: &mut RootBuilder, gid: u32, policy: &Policy) {
-    let crate::model::Identity { user, hostname, .. } = &policy.identity;
+pub(super) fn plan_etc(root: &mut RootBuilder, gid: u32, policy: &Policy, hostname: &str) {
+    let user = &policy.identity.user;
     root.file("/etc/group", 0o444, format!("root:x:0:\n{user}:x:{gid}:\nnogroup:x:65534:\n"));
     root.file("/etc/hosts", 0o444, format!("127.0.0.1 localhost {hostname}\n::1 localhost\n"));
     let hosts = if policy.egress.whitelist.is_empty() { "files" } else { "files dns" };
@@ -191,7 +214,7 @@ fn plan_etc(root: &mut RootBuilder, gid: u32, policy: &Policy) {
     root.file("/etc/hostname", 0o444, format!("{hostname}\n"));
 }
 
-fn plan_dev(root: &mut RootBuilder, policy: &Policy) {
+pub(super) fn plan_dev(root: &mut RootBuilder, policy: &Policy) {
     for device in &policy.filesystem.devices {
         let path = format!("/dev/{device}");
         root.file(&path, 0o644, String::new());
@@ -203,7 +226,7 @@ fn plan_dev(root: &mut RootBuilder, policy: &Policy) {
     }
 }
 
-fn plan_terminal(root: &mut RootBuilder) {
+pub(super) fn plan_terminal(root: &mut RootBuilder) {
     root.directory(Path::new("/dev/pts"), 0o755);
     root.entries.push(RootEntry::Devpts { target: PathBuf::from("dev/pts") });
     root.entries.push(RootEntry::Link { target: PathBuf::from("dev/ptmx"), to: PathBuf::from("pts/ptmx") });

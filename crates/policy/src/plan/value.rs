@@ -129,6 +129,63 @@ pub enum RootEntry {
         /// Its path.
         target: PathBuf,
     },
+    /// A host path of a view: as a bind, but on a way of the host perhaps, on which no link is followed.
+    Placed {
+        /// The host's path.
+        source: PathBuf,
+        /// Its path.
+        target: PathBuf,
+        /// Programs may be run from it.
+        executable: bool,
+    },
+    /// One of `trees`, laid likewise.
+    Tree {
+        /// Its place in the list.
+        index: usize,
+        /// Its path.
+        target: PathBuf,
+    },
+    /// A directory of the root tmpfs, laid elsewhere, and writable there.
+    Tmpfs {
+        /// Its path in the root tmpfs.
+        from: PathBuf,
+        /// Where it is laid.
+        target: PathBuf,
+    },
+    /// A file of a view.
+    Contents {
+        /// Its path.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+        /// What it holds; never printed.
+        #[serde(skip)]
+        bytes: Vec<u8>,
+    },
+    /// A file that is laid over another.
+    Laid {
+        /// The path of the other.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+        /// What it holds; never printed.
+        #[serde(skip)]
+        bytes: Vec<u8>,
+        /// Code may write it.
+        writable: bool,
+    },
+}
+
+/// A directory of the host that code may write, in a view.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TreePlan {
+    /// On the host, without links.
+    pub source: PathBuf,
+    /// Inside.
+    pub target: PathBuf,
+    /// Protected paths below it.
+    #[serde(serialize_with = "as_text")]
+    pub protected: Vec<(PathBuf, PathKindName, Protection)>,
 }
 
 /// The writable directory of one run.
@@ -296,6 +353,12 @@ pub struct Plan {
     pub root_size: Option<u64>,
     /// Scratch.
     pub scratch: ScratchPlan,
+    /// Further directories of the host that code may write, each by as much as a scratch.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trees: Vec<TreePlan>,
+    /// Where the payload starts: the first of these that is there; empty: in scratch.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub working_directories: Vec<PathBuf>,
     /// Argument list of the payload.
     pub argv: Vec<String>,
     /// Names of the payload's variables.
@@ -317,6 +380,9 @@ pub struct Plan {
     pub payload_landlock: LandlockPlan,
     /// The system call filter.
     pub filter: FilterPlan,
+    /// The caller's own filters of system calls, beside that one; how many instructions each has.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "lengths")]
+    pub callers_filters: Vec<Vec<u64>>,
     /// The limits in force.
     #[serde(serialize_with = "limits_by_name")]
     pub limits: Limits,
@@ -344,6 +410,10 @@ fn limits_by_name<S: serde::Serializer>(limits: &Limits, serializer: S) -> Resul
     serializer.collect_map(limits.iter().map(|(key, value)| (key.json_name(), value)))
 }
 
+fn lengths<S: serde::Serializer>(filters: &[Vec<u64>], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(filters.iter().map(Vec::len))
+}
+
 fn names<S: serde::Serializer>(keys: &[LimitKey], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(keys.iter().map(|key| key.name()))
 }
@@ -360,6 +430,8 @@ impl Plan {
             root,
             root_size,
             scratch,
+            trees,
+            working_directories,
             argv: _,
             environment: _,
             environment_values: _,
@@ -370,6 +442,7 @@ impl Plan {
             landlock,
             payload_landlock,
             filter,
+            callers_filters,
             limits: _,
             callers_limits: _,
             egress,
@@ -381,6 +454,7 @@ impl Plan {
         (policy, policy_sha256, mode, identity, root, root_size)
             == (&other.policy, &other.policy_sha256, &other.mode, &other.identity, &other.root, &other.root_size)
             && (scratch, cpus, filter) == (&other.scratch, &other.cpus, &other.filter)
+            && (trees, working_directories, callers_filters) == (&other.trees, &other.working_directories, &other.callers_filters)
             && (landlock, payload_landlock) == (&other.landlock, &other.payload_landlock)
             && (egress, terminal, session, image) == (&other.egress, &other.terminal, &other.session, &other.image)
             && degraded == &other.degraded
@@ -418,10 +492,18 @@ impl Plan {
             .root
             .iter()
             .filter_map(|entry| match entry {
-                RootEntry::Writable { target } | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
+                RootEntry::Writable { target }
+                | RootEntry::Devpts { target }
+                | RootEntry::Tree { target, .. }
+                | RootEntry::Tmpfs { target, .. }
+                | RootEntry::Laid { target, writable: true, .. } => Some(Path::new("/").join(target)),
                 _ => None,
             })
             .collect();
+        for TreePlan { target, protected, .. } in &self.trees {
+            let pinned = protected.iter().filter(|(.., protection)| *protection == Protection::Pinned);
+            all.extend(pinned.map(|(path, ..)| target.join(path)));
+        }
         if !self.scratch.read_only {
             all.push(self.scratch.path.clone());
             let pinned = self.scratch.protected.iter().filter(|(.., protection)| *protection == Protection::Pinned);
@@ -441,10 +523,17 @@ impl Plan {
                 | RootEntry::Writable { target }
                 | RootEntry::Proc { target }
                 | RootEntry::Cover { target, .. }
+                | RootEntry::Placed { target, .. }
+                | RootEntry::Tree { target, .. }
+                | RootEntry::Tmpfs { target, .. }
+                | RootEntry::Laid { target, .. }
                 | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
                 _ => None,
             })
             .collect();
+        for TreePlan { target, protected, .. } in &self.trees {
+            all.extend(protected.iter().map(|(path, ..)| target.join(path)));
+        }
         all.push(PathBuf::from("/"));
         all.push(self.scratch.path.clone());
         all.extend(self.scratch.protected.iter().map(|(path, ..)| self.scratch.path.join(path)));

@@ -498,7 +498,7 @@ impl Client for FrontClient<'_> {
         self.is_told_to_end |= ending(signal);
     }
 
-    fn begins(&mut self) {
+    fn begins(&mut self, _: i32) {
         if std::mem::replace(&mut self.has_begun, true) {
             return;
         }

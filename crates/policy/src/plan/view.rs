@@ -1,0 +1,510 @@
+//! The root of a run whose caller says by itself what it shows: each operation in its order, later
+//! ones over earlier ones.
+//!
+//! The policy's `[filesystem]` is the host as such a caller sees it: what it does not show does not
+//! exist. Nothing is ever made below a directory of the host: an operation there can only lie over
+//! what is there already. `/proc`, `/dev`, `/sys` and `/run/stockade` are the sandbox's own, and no
+//! operation reaches them. It does not mount anything.
+
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path, PathBuf},
+};
+
+use stockade_protocol::Limits;
+
+use super::{
+    HostScratch, Identity, PathKindName, Protection, RootEntry, RunRequest, TreePlan,
+    root::{RootBuilder, is_program_directory, plan_cpus, plan_dev, plan_etc, plan_passwd, plan_proc, plan_terminal},
+};
+use crate::{
+    facts::{HostFacts, PathKind},
+    model::{Access, Policy},
+};
+
+/// The private scratch of a run with a view, and its first working directory.
+pub const VIEW_SCRATCH: &str = "/run/stockade/scratch";
+/// Directories that are the sandbox's own, whatever a view says.
+const OURS: [&str; 4] = ["/proc", "/dev", "/sys", "/run/stockade"];
+/// Where the root keeps directories that are mounted elsewhere.
+const STORE: &str = "/.view";
+/// The most operations of a view.
+pub const MAX_OPERATIONS: usize = 1024;
+
+/// What a caller wants to see, instead of the root that a policy describes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// In this order.
+    pub entries: Vec<ViewEntry>,
+    /// The working directory: the first of these that is there.
+    pub working_directories: Vec<PathBuf>,
+    /// Ids inside, never 0; none: the caller's own, or where that is root the policy's.
+    pub ids: (Option<u32>, Option<u32>),
+    /// Host name inside; none: the policy's.
+    pub hostname: Option<String>,
+    /// The policy's variables are left out.
+    pub clears_environment: bool,
+    /// Variables, set or taken away in this order.
+    pub environment: Vec<(String, Option<String>)>,
+    /// Further filters of system calls, instructions as in [`super::FilterPlan`].
+    pub filters: Vec<Vec<u64>>,
+}
+
+/// One operation. Paths are absolute and have no `..`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ViewEntry {
+    /// A path of the host, read-only.
+    Show {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// Left out where the host, as the policy shows it, has none.
+        optional: bool,
+    },
+    /// A directory of the host that code may write: the next of `RunRequest::trees`.
+    Tree {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+    },
+    /// An empty writable directory.
+    Tmpfs {
+        /// Its path.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A directory.
+    Directory {
+        /// Its path.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A symbolic link.
+    Link {
+        /// Its path.
+        target: PathBuf,
+        /// Its contents.
+        to: PathBuf,
+    },
+    /// A file.
+    File {
+        /// Its path.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+        /// What it holds.
+        bytes: Vec<u8>,
+    },
+    /// A file that is laid over what is at its path.
+    Data {
+        /// Its path.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+        /// What it holds.
+        bytes: Vec<u8>,
+        /// Code may write it; the file ends with the run.
+        writable: bool,
+    },
+}
+
+impl ViewEntry {
+    /// Its path inside.
+    pub fn target(&self) -> &Path {
+        match self {
+            ViewEntry::Show { target, .. }
+            | ViewEntry::Tree { target, .. }
+            | ViewEntry::Tmpfs { target, .. }
+            | ViewEntry::Directory { target, .. }
+            | ViewEntry::Link { target, .. }
+            | ViewEntry::File { target, .. }
+            | ViewEntry::Data { target, .. } => target,
+        }
+    }
+}
+
+/// Why a view is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each is what its sentence says")]
+pub enum ViewError {
+    #[error("{}: a path is absolute and has no `..`", .0.display())]
+    Malformed(PathBuf),
+    #[error("a view has at most {MAX_OPERATIONS} operations; bind a directory in place of its files")]
+    TooMany,
+    #[error("{} is the sandbox's own: `--proc /proc` and `--dev /dev` stand for what is there anyway; leave the operation out", .0.display())]
+    Ours(PathBuf),
+    #[error("{0} over /: the sandbox's root is its own; bind the directories below it one by one")]
+    Root(&'static str),
+    #[error("{} is not on this host", .0.display())]
+    Missing(PathBuf),
+    #[error(
+        "policy `{policy}` does not show {}; add it to [filesystem] read_only_optional in a policy of your own, or bind a directory that is yours by --bind",
+        path.display()
+    )]
+    NotShown { policy: String, path: PathBuf },
+    #[error(
+        "--ro-bind {}: of it the policy shows parts, and an earlier operation has put something at or below {}; write this one first",
+        path.display(), target.display()
+    )]
+    PartsOver { path: PathBuf, target: PathBuf },
+    #[error(
+        "{} lies below {}, which is a directory of the host: nothing is made there; make it on the host before, or lay a --tmpfs over the directory",
+        target.display(), host.display()
+    )]
+    OnHost { target: PathBuf, host: PathBuf },
+    #[error("{}: the way goes through {}, a link of this view; name the path without the link", target.display(), link.display())]
+    ThroughLink { target: PathBuf, link: PathBuf },
+    #[error("--bind {}: {} belongs to what the policy shows read-only; bind another directory, or show it by --ro-bind", tree.display(), shown.display())]
+    TreeShown { tree: PathBuf, shown: PathBuf },
+    #[error("--bind {}: policy `{policy}` lets code write no directory of the host (access = \"ro\" under [scratch]); show it by --ro-bind, or take another policy", path.display())]
+    ReadOnly { policy: String, path: PathBuf },
+    #[error("--bind {} and --bind {}: one lies in the other; bind the outer one alone", .0.display(), .1.display())]
+    TreesNested(PathBuf, PathBuf),
+    #[error("--bind {}: its file system cannot be idmapped: {why}; bind a directory of another file system", path.display())]
+    NoIdmap { path: PathBuf, why: String },
+}
+
+impl ViewError {
+    /// A stable identifier.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            ViewError::Malformed(_) => "view_path_malformed",
+            ViewError::TooMany => "view_too_large",
+            ViewError::Ours(_) | ViewError::Root(_) => "view_over_sandbox",
+            ViewError::Missing(_) => "view_source_missing",
+            ViewError::NotShown { .. } => "view_not_shown",
+            ViewError::PartsOver { .. } => "view_parts_over",
+            ViewError::OnHost { .. } => "view_on_host",
+            ViewError::ThroughLink { .. } => "view_through_link",
+            ViewError::TreeShown { .. } => "view_tree_shown",
+            ViewError::ReadOnly { .. } => "view_read_only",
+            ViewError::TreesNested(..) => "view_trees_nested",
+            ViewError::NoIdmap { .. } => "scratch_not_idmappable",
+        }
+    }
+}
+
+/// What a path of the root shows, from here down.
+enum Region {
+    /// The root's own file system, at this path of it.
+    Own(PathBuf),
+    /// The host's.
+    Host,
+}
+
+struct ViewBuilder<'a> {
+    root: RootBuilder,
+    policy: &'a Policy,
+    facts: &'a HostFacts,
+    /// The last one that a path lies in is what is there.
+    regions: Vec<(PathBuf, Region)>,
+    links: BTreeSet<PathBuf>,
+    trees: Vec<TreePlan>,
+    writable: Vec<PathBuf>,
+    stored: usize,
+}
+
+/// The entries of the root, what code may write, and the host's directories in it.
+pub(super) struct ViewPlan {
+    pub(super) root: Vec<RootEntry>,
+    pub(super) writable: Vec<PathBuf>,
+    pub(super) trees: Vec<TreePlan>,
+}
+
+pub(super) fn plan_view(
+    view: &View,
+    policy: &Policy,
+    facts: &HostFacts,
+    run_request: &RunRequest,
+    identity: &Identity,
+    limits: &Limits,
+) -> Result<ViewPlan, ViewError> {
+    if view.entries.len() > MAX_OPERATIONS {
+        return Err(ViewError::TooMany);
+    }
+    let mut root = RootBuilder::default();
+    root.directory(Path::new("/dev/shm"), 0o1777);
+    plan_dev(&mut root, policy);
+    plan_proc(&mut root);
+    root.writable(Path::new("/dev/shm"));
+    if run_request.terminal {
+        plan_terminal(&mut root);
+    }
+    plan_cpus(&mut root, facts, limits);
+    root.directory(Path::new(VIEW_SCRATCH), 0o755);
+    let mut builder = ViewBuilder {
+        root,
+        policy,
+        facts,
+        regions: vec![(PathBuf::from("/"), Region::Own(PathBuf::from("/")))],
+        links: BTreeSet::new(),
+        trees: Vec::new(),
+        writable: vec![PathBuf::from("/dev/shm")],
+        stored: 0,
+    };
+    let mut opened = run_request.trees.iter();
+    for entry in &view.entries {
+        builder.check(entry)?;
+        match entry {
+            ViewEntry::Show { source, target, optional } => builder.show(source, target, *optional, identity)?,
+            ViewEntry::Tree { source, target } => {
+                let scratch = opened.next().ok_or_else(|| ViewError::Missing(source.clone()))?;
+                builder.tree(scratch, target)?;
+            }
+            ViewEntry::Tmpfs { target, mode } => builder.tmpfs(target, *mode)?,
+            ViewEntry::Directory { target, mode } => builder.directory(target, *mode)?,
+            ViewEntry::Link { target, to } => builder.link(target, to)?,
+            ViewEntry::File { target, mode, bytes } => {
+                let at = builder.own(target)?;
+                builder.root.parent(&at);
+                builder.root.entry(&at, |at| RootEntry::Contents { target: at, mode: *mode, bytes: bytes.clone() });
+            }
+            ViewEntry::Data { target, mode, bytes, writable } => {
+                builder.place(target, PathKind::File)?;
+                let (target_inside, bytes) = (RootBuilder::relative(target), bytes.clone());
+                builder.root.entries.push(RootEntry::Laid { target: target_inside, mode: *mode, bytes, writable: *writable });
+                if *writable {
+                    builder.writable.push(target.clone());
+                }
+                builder.cover(target, Region::Host);
+            }
+        }
+    }
+    Ok(ViewPlan { root: builder.root.entries, writable: builder.writable, trees: builder.trees })
+}
+
+impl ViewBuilder<'_> {
+    fn check(&self, entry: &ViewEntry) -> Result<(), ViewError> {
+        let target = entry.target();
+        let source = match entry {
+            ViewEntry::Show { source, .. } | ViewEntry::Tree { source, .. } => Some(source.as_path()),
+            _ => None,
+        };
+        let is_plain = |path: &Path| path.is_absolute() && path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+        if let Some(wrong) = [Some(target), source].into_iter().flatten().find(|path| !is_plain(path)) {
+            return Err(ViewError::Malformed(wrong.to_path_buf()));
+        }
+        let is_covered = matches!(entry, ViewEntry::Show { .. } | ViewEntry::Tree { .. } | ViewEntry::Data { .. });
+        let is_over =
+            |ours: &&&str| target.starts_with(ours) || (is_covered && target != Path::new("/") && Path::new(ours).starts_with(target));
+        match OURS.iter().find(is_over) {
+            Some(_) => Err(ViewError::Ours(target.to_path_buf())),
+            None => Ok(()),
+        }
+    }
+
+    fn region(&self, path: &Path) -> (&Path, &Region) {
+        let found = self.regions.iter().rev().find(|(above, _)| path.starts_with(above));
+        found.map_or((Path::new("/"), &Region::Host), |(above, region)| (above, region))
+    }
+
+    /// Where a path lies in the root's own file system.
+    ///
+    /// # Errors
+    /// It lies in the host's, or the way goes through a link.
+    fn own(&self, path: &Path) -> Result<PathBuf, ViewError> {
+        let (above, region) = self.region(path);
+        let Region::Own(real) = region else {
+            return Err(ViewError::OnHost { target: path.to_path_buf(), host: above.to_path_buf() });
+        };
+        let at: PathBuf = real.join(path.strip_prefix(above).unwrap_or(path)).components().collect();
+        match at.ancestors().skip(1).find(|above| self.links.contains(*above)) {
+            Some(link) => Err(ViewError::ThroughLink { target: path.to_path_buf(), link: link.to_path_buf() }),
+            None => Ok(at),
+        }
+    }
+
+    /// Makes a mount point, where the root's own file system is there. The host's must have it.
+    fn place(&mut self, target: &Path, kind: PathKind) -> Result<(), ViewError> {
+        if matches!(self.region(target).1, Region::Host) {
+            return Ok(());
+        }
+        let at = self.own(target)?;
+        if self.links.contains(&at) {
+            return Err(ViewError::ThroughLink { target: target.to_path_buf(), link: target.to_path_buf() });
+        }
+        match kind {
+            PathKind::Directory => self.root.directory(&at, 0o755),
+            PathKind::File if self.root.is_made(&at) => {}
+            PathKind::File => self.root.empty_file(&at, 0o644),
+        }
+        Ok(())
+    }
+
+    /// Something new is at `target`, and what was there or below is covered.
+    fn cover(&mut self, target: &Path, region: Region) {
+        self.writable.retain(|writable| writable == target || !writable.starts_with(target));
+        self.regions.push((target.to_path_buf(), region));
+    }
+
+    fn directory(&mut self, target: &Path, mode: u32) -> Result<(), ViewError> {
+        let at = self.own(target)?;
+        self.root.directory(&at, mode);
+        Ok(())
+    }
+
+    fn link(&mut self, target: &Path, to: &Path) -> Result<(), ViewError> {
+        let at = self.own(target)?;
+        self.root.parent(&at);
+        self.links.insert(at.clone());
+        self.root.entry(&at, |at| RootEntry::Link { target: at, to: to.to_path_buf() });
+        Ok(())
+    }
+
+    fn tmpfs(&mut self, target: &Path, mode: u32) -> Result<(), ViewError> {
+        if target == Path::new("/") {
+            return Err(ViewError::Root("--tmpfs"));
+        }
+        // A new directory each time: what was below the path is covered.
+        let is_new = matches!(self.region(target).1, Region::Own(_)) && self.own(target).is_ok_and(|at| !self.root.is_made(&at));
+        let real = if is_new { self.own(target)? } else { PathBuf::from(format!("{STORE}/{}", self.stored)) };
+        self.stored += usize::from(!is_new);
+        self.root.directory(&real, mode);
+        self.place(target, PathKind::Directory)?;
+        self.root.entries.push(RootEntry::Tmpfs { from: RootBuilder::relative(&real), target: RootBuilder::relative(target) });
+        self.writable.push(target.to_path_buf());
+        self.cover(target, Region::Own(real));
+        Ok(())
+    }
+
+    fn tree(&mut self, scratch: &HostScratch, target: &Path) -> Result<(), ViewError> {
+        if target == Path::new("/") {
+            return Err(ViewError::Root("--bind"));
+        }
+        if self.policy.scratch.access == Access::Ro {
+            return Err(ViewError::ReadOnly { policy: self.policy.name.clone(), path: scratch.path.clone() });
+        }
+        let filesystem = &self.policy.filesystem;
+        let shown = filesystem.read_only.iter().chain(&filesystem.read_only_optional);
+        let mut shown = shown.flat_map(|path| std::iter::once(path).chain(self.facts.led.get(path)));
+        if let Some(shown) = shown.find(|shown| shown.starts_with(&scratch.path) || scratch.path.starts_with(shown)) {
+            return Err(ViewError::TreeShown { tree: scratch.path.clone(), shown: shown.clone() });
+        }
+        let is_nested = |other: &&TreePlan| other.source.starts_with(&scratch.path) || scratch.path.starts_with(&other.source);
+        if let Some(other) = self.trees.iter().find(is_nested).filter(|other| other.source != scratch.path) {
+            return Err(ViewError::TreesNested(other.source.clone(), scratch.path.clone()));
+        }
+        if let Some(why) = &scratch.idmap_refusal {
+            return Err(ViewError::NoIdmap { path: scratch.path.clone(), why: why.clone() });
+        }
+        self.place(target, PathKind::Directory)?;
+        self.root.entries.push(RootEntry::Tree { index: self.trees.len(), target: RootBuilder::relative(target) });
+        let kind = |kind: PathKind| if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
+        let protected = scratch.protected.iter().map(|(path, found, protection)| (path.clone(), kind(*found), *protection)).collect();
+        self.trees.push(TreePlan { source: scratch.path.clone(), target: target.to_path_buf(), protected });
+        self.cover(target, Region::Host);
+        Ok(())
+    }
+
+    /// Shows a path of the host as the policy shows it: whole, or the parts of it that it shows.
+    fn show(&mut self, source: &Path, target: &Path, optional: bool, identity: &Identity) -> Result<(), ViewError> {
+        if source == Path::new("/dev/null") {
+            // Callers cover a file by it.
+            return self.empty(target);
+        }
+        if self.keep_read_only(source, target) {
+            return Ok(());
+        }
+        let kind = self.facts.paths.get(source).copied();
+        let real = self.facts.led.get(source).map_or(source, PathBuf::as_path);
+        let filesystem = &self.policy.filesystem;
+        let all: Vec<(PathBuf, PathBuf, PathKind)> = filesystem
+            .read_only
+            .iter()
+            .chain(&filesystem.read_only_optional)
+            .filter_map(|path| {
+                let kind = *self.facts.paths.get(path)?;
+                Some((path.clone(), self.facts.led.get(path).unwrap_or(path).clone(), kind))
+            })
+            .collect();
+        if all.iter().any(|(path, led, _)| real.starts_with(led) || real.starts_with(path)) {
+            return match kind {
+                Some(kind) => self.bind(real.to_path_buf(), target, kind),
+                None if optional => Ok(()),
+                None => Err(ViewError::Missing(source.to_path_buf())),
+            };
+        }
+        let parts: Vec<_> = all.into_iter().filter(|(path, ..)| path.starts_with(source)).collect();
+        if parts.is_empty() {
+            return match optional {
+                true => Ok(()),
+                false => Err(ViewError::NotShown { policy: self.policy.name.clone(), path: source.to_path_buf() }),
+            };
+        }
+        self.show_parts(source, target, parts, identity)
+    }
+
+    fn show_parts(
+        &mut self,
+        source: &Path,
+        target: &Path,
+        parts: Vec<(PathBuf, PathBuf, PathKind)>,
+        identity: &Identity,
+    ) -> Result<(), ViewError> {
+        let is_used = |path: &Path| path.starts_with(target) && !OURS.iter().any(|ours| path.starts_with(ours));
+        let is_base = |path: &Path| OURS.iter().any(|ours| Path::new(ours).starts_with(path));
+        let below = |path: &Path| is_used(path) && !is_base(path);
+        if self.root.made.iter().any(|made| below(Path::new(made))) || self.regions.iter().any(|(at, _)| below(at)) {
+            return Err(ViewError::PartsOver { path: source.to_path_buf(), target: target.to_path_buf() });
+        }
+        self.place(target, PathKind::Directory)?;
+        let inside = |path: &Path| -> PathBuf { target.join(path.strip_prefix(source).unwrap_or(path)).components().collect() };
+        if source == Path::new("/") && target == source {
+            for (name, to) in &self.facts.links {
+                self.link(&target.join(name), Path::new(to))?;
+            }
+        }
+        let etc = Path::new("/etc");
+        if etc.starts_with(source) && inside(etc) == etc {
+            // The host's name its users.
+            plan_etc(&mut self.root, identity.inside.1, self.policy, &identity.hostname);
+            plan_passwd(&mut self.root, identity, Path::new("/"));
+        }
+        for (path, led, kind) in parts {
+            let at = inside(&path);
+            let is_bound = matches!(self.region(&at).1, Region::Host);
+            if !is_bound && !self.links.contains(&at) {
+                self.bind(led, &at, kind)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, source: PathBuf, target: &Path, kind: PathKind) -> Result<(), ViewError> {
+        if target == Path::new("/") {
+            return Err(ViewError::Root("--ro-bind"));
+        }
+        self.place(target, kind)?;
+        let executable = is_program_directory(&source);
+        self.root.entries.push(RootEntry::Placed { source, target: RootBuilder::relative(target), executable });
+        self.cover(target, Region::Host);
+        Ok(())
+    }
+
+    fn empty(&mut self, target: &Path) -> Result<(), ViewError> {
+        self.place(target, PathKind::File)?;
+        let target_inside = RootBuilder::relative(target);
+        self.root.entries.push(RootEntry::Laid { target: target_inside, mode: 0o444, bytes: Vec::new(), writable: false });
+        self.cover(target, Region::Host);
+        Ok(())
+    }
+
+    /// Where the path is part of a directory that code may write, at its place there, it stays
+    /// readable alone. Whether it was.
+    fn keep_read_only(&mut self, source: &Path, target: &Path) -> bool {
+        let real = self.facts.led.get(source).map_or(source, PathBuf::as_path);
+        let Some(kind) = self.facts.paths.get(source).copied() else { return false };
+        let is_in = |tree: &&mut TreePlan| real.strip_prefix(&tree.source).is_ok_and(|below| tree.target.join(below) == target);
+        let Some(tree) = self.trees.iter_mut().rev().find(is_in) else { return false };
+        let below = real.strip_prefix(&tree.source).unwrap_or(real).to_path_buf();
+        let kind = if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
+        if !tree.protected.iter().any(|(path, ..)| *path == below) {
+            tree.protected.push((below, kind, Protection::ReadOnly));
+        }
+        true
+    }
+}
