@@ -5,6 +5,7 @@ mod agent_misuse;
 mod approval;
 mod audit;
 mod bad_input;
+mod bwrap;
 mod callers;
 mod causes;
 mod cleanup;

@@ -47,6 +47,7 @@ impl Cli {
         let below = match command {
             "exec" => Exec::augment_args(clap::Command::new("exec")),
             "run" => Run::augment_args(clap::Command::new("run")),
+            Bwrap::WORD => Bwrap::augment_args(clap::Command::new(Bwrap::WORD).disable_help_flag(true)),
             ShimExec::WORD => ShimExec::augment_args(clap::Command::new(ShimExec::WORD).disable_help_flag(true)),
             _ => return None,
         };
@@ -115,6 +116,7 @@ pub(crate) fn without_nested_help(command: clap::Command) -> clap::Command {
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("exec", r#"--pretty <<< '{"code": "print(6*7)"}'"#, "--policy strict --scratch /srv/job < request.json"),
     ("run", "--timeout 10s script.py", "-C . --allow pypi.org:443 -- pip download six"),
+    ("bwrap", "--ro-bind / / --tmpfs /tmp -- ls -l /", "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib64 /lib64 -- /bin/id"),
     ("shim install", "~/sandboxed", "~/sandboxed --policy strict"),
     ("shim list", "~/sandboxed", "~/sandboxed | wc -l"),
     ("shim remove", "~/sandboxed", "./bin"),
@@ -174,6 +176,14 @@ pub(crate) enum Command {
     /// Run an interpreter for a shim, whose first line starts this
     #[command(hide = true, disable_help_flag = true)]
     ShimExec(ShimExec),
+    /// Run a command as bubblewrap would, in a sandbox of the policy `bwrap`
+    ///
+    /// The options are those of bwrap(1); callers start `stockade-bwrap` in place of bwrap. What it shows must be shown by the policy; an option that would
+    /// weaken the sandbox is refused. See `stockade help bwrap`.
+    ///
+    /// Exits with the command's status; 128+N for a signal; 1 where nothing was started.
+    #[command(disable_help_flag = true)]
+    Bwrap(Bwrap),
     /// Run a series of requests (JSON Lines) that share files
     ///
     /// Each request has its own sandbox; scratch, home and /tmp belong to the session, and no
@@ -644,6 +654,18 @@ pub(crate) enum Shim {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
+}
+
+/// bubblewrap's command line.
+#[derive(Args, Debug)]
+pub(crate) struct Bwrap {
+    /// Options of bwrap(1), then the command
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION|COMMAND")]
+    pub(crate) words: Vec<OsString>,
+}
+
+impl Bwrap {
+    const WORD: &str = "bwrap";
 }
 
 /// The arguments that the kernel makes of a shim's first line and its caller's command line.

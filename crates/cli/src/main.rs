@@ -8,6 +8,7 @@
 mod approve;
 mod args;
 mod audit;
+mod bwrap;
 mod collected;
 mod companion;
 mod completions;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         Command::Key(command) => key::run(&command),
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
+        Command::Bwrap(bwrap) => bwrap::run(&bwrap),
         Command::Runtimes(choice) => runtimes::run(&choice),
         Command::Templates(command) => templates::run(&command),
         Command::Doctor(doctor) => doctor::run(&doctor),
@@ -389,6 +391,7 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "exec-markdown",
             "exec-server",
             "run",
+            "bwrap",
             "session",
             "mcp",
             "serve",

@@ -13,6 +13,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("network", "which hosts code may reach", include_str!("../help/network.md")),
     ("screening", "what is found in code before it runs", include_str!("../help/screening.md")),
     ("approval", "code that waits for a person", include_str!("../help/approval.md")),
+    ("bwrap", "bubblewrap's command line in front of a sandbox", include_str!("../help/bwrap.md")),
     ("security", "what is guaranteed, on which conditions, and what is not", include_str!("../help/security.md")),
     ("install", "build, package, containers, what is installed where", include_str!("../help/install.md")),
     ("users", "several users: own rights, sudo or a socket", include_str!("../help/users.md")),

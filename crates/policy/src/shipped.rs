@@ -7,6 +7,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("default", include_str!("../../../policies/default.toml")),
     ("strict", include_str!("../../../policies/strict.toml")),
     ("review", include_str!("../../../policies/review.toml")),
+    ("bwrap", include_str!("../../../policies/bwrap.toml")),
     ("shell", include_str!("../../../policies/shell.toml")),
     ("data-science", include_str!("../../../policies/data-science.toml")),
     ("pypi", include_str!("../../../policies/pypi.toml")),

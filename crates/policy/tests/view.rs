@@ -1,0 +1,174 @@
+//! A view, policy and host facts, to the root that is built: what is shown of the host, in which order,
+//! and what is refused.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may panic")]
+
+use std::path::{Path, PathBuf};
+
+use stockade_policy::{
+    facts::{Caller, CgroupFacts, HostFacts, PathKind},
+    filter::Filters,
+    load_shipped,
+    plan::{HostScratch, Plan, PlanError, Program, Protection, RootEntry, RunRequest, View, ViewEntry, plan},
+};
+
+fn facts() -> HostFacts {
+    let directories = ["/usr", "/usr/lib", "/usr/share", "/etc/alternatives", "/etc/ssl/certs", "/srv/w/.git"];
+    let paths = directories.map(|path| (PathBuf::from(path), PathKind::Directory));
+    let files = ["/etc/ld.so.cache", "/dev/null"].map(|path| (PathBuf::from(path), PathKind::File));
+    HostFacts {
+        landlock_abi: 7,
+        caller: Caller { uid: 1234, gid: 1234, groups: vec![1234] },
+        cpus: 4,
+        cgroup: CgroupFacts::Unavailable { reason: String::from("not delegated") },
+        paths: paths.into_iter().chain(files).collect(),
+        led: [("/lib", "/usr/lib")].map(|(path, real)| (PathBuf::from(path), PathBuf::from(real))).into(),
+        links: vec![(String::from("bin"), String::from("usr/bin")), (String::from("lib"), String::from("usr/lib"))],
+        ..HostFacts::default()
+    }
+}
+
+fn show(source: &str, target: &str) -> ViewEntry {
+    ViewEntry::Show { source: PathBuf::from(source), target: PathBuf::from(target), optional: false }
+}
+
+fn tmpfs(target: &str) -> ViewEntry {
+    ViewEntry::Tmpfs { target: PathBuf::from(target), mode: 0o755 }
+}
+
+fn tree(source: &str, target: &str) -> ViewEntry {
+    ViewEntry::Tree { source: PathBuf::from(source), target: PathBuf::from(target) }
+}
+
+fn directory(target: &str) -> ViewEntry {
+    ViewEntry::Directory { target: PathBuf::from(target), mode: 0o755 }
+}
+
+fn planned(entries: &[ViewEntry]) -> Result<Plan, PlanError> {
+    let policy = load_shipped("bwrap").unwrap();
+    let trees = entries.iter().filter_map(|entry| match entry {
+        ViewEntry::Tree { source, .. } => Some(HostScratch { path: source.clone(), owner: (1234, 1234), ..HostScratch::default() }),
+        _ => None,
+    });
+    let run_request = RunRequest {
+        program: Program::Command(vec![String::from("true")]),
+        trees: trees.collect(),
+        view: Some(View { entries: entries.to_vec(), working_directories: vec![PathBuf::from("/")], ..View::default() }),
+        ..RunRequest::default()
+    };
+    plan(&policy, &Filters::new(&policy.seccomp).unwrap(), &facts(), &run_request)
+}
+
+/// What is laid where, beside what every view has.
+fn laid(plan: &Plan) -> Vec<String> {
+    let entries = plan.root.iter().filter_map(|entry| match entry {
+        RootEntry::Placed { source, target, executable } => {
+            Some(format!("{} at {}{}", source.display(), target.display(), if *executable { "" } else { " noexec" }))
+        }
+        RootEntry::Tree { index, target } => Some(format!("tree {index} at {}", target.display())),
+        RootEntry::Tmpfs { from, target } => Some(format!("{} at {}", from.display(), target.display())),
+        RootEntry::Link { target, to } if !target.starts_with("dev") => Some(format!("{} -> {}", target.display(), to.display())),
+        _ => None,
+    });
+    entries.collect()
+}
+
+#[track_caller]
+fn refused(entries: &[ViewEntry], reason: &str) {
+    let error = planned(entries).expect_err("it was planned");
+    assert_eq!((error.reason(), error.is_the_callers_fault()), (reason, true), "{error}");
+}
+
+#[test]
+fn of_the_whole_host_the_policys_parts_are_shown() {
+    let plan = planned(&[show("/", "/"), tmpfs("/tmp")]).unwrap();
+    let parts = [
+        "bin -> usr/bin",
+        "lib -> usr/lib",
+        "/usr at usr",
+        "/etc/alternatives at etc/alternatives noexec",
+        "/etc/ld.so.cache at etc/ld.so.cache noexec",
+        "/etc/ssl/certs at etc/ssl/certs noexec",
+        "tmp at tmp",
+    ];
+    assert_eq!(laid(&plan), parts);
+    let has = |path: &str| plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if target == Path::new(path)));
+    assert!(has("etc/passwd") && has("etc/hosts") && !has("etc/shadow"));
+    assert_eq!(laid(&planned(&[show("/etc", "/else")]).unwrap()).len(), 3);
+}
+
+#[test]
+fn a_path_is_shown_where_its_links_lead_if_the_policy_shows_that() {
+    assert_eq!(laid(&planned(&[show("/usr/lib", "/lib"), show("/usr/share", "/a/b")]).unwrap()), ["/usr/lib at lib", "/usr/share at a/b"]);
+    for path in ["/root", "/etc/shadow", "/home/x", "/var", "/sys", "/usrx"] {
+        refused(&[show(path, "/x")], "view_not_shown");
+        let optional = ViewEntry::Show { source: PathBuf::from(path), target: PathBuf::from("/x"), optional: true };
+        assert!(laid(&planned(&[optional]).unwrap()).is_empty());
+    }
+    refused(&[show("/usr/missing", "/x")], "view_source_missing");
+}
+
+#[test]
+fn nothing_is_made_below_what_is_the_hosts() {
+    for entries in [
+        [show("/usr", "/usr"), directory("/usr/new")],
+        [tree("/srv/w", "/w"), directory("/w/new")],
+        [tree("/srv/w", "/w"), ViewEntry::Link { target: PathBuf::from("/w/l"), to: PathBuf::from("x") }],
+        [show("/", "/"), ViewEntry::File { target: PathBuf::from("/usr/f"), mode: 0o644, bytes: Vec::new() }],
+    ] {
+        refused(&entries, "view_on_host");
+    }
+    // Above a directory of the host is a new one that may be written.
+    let plan = planned(&[tree("/srv/w", "/w"), tmpfs("/w/t"), directory("/w/t/d"), show("/usr/share", "/w/t/s")]).unwrap();
+    assert_eq!(laid(&plan), ["tree 0 at w", ".view/0 at w/t", "/usr/share at w/t/s"]);
+    let made = |path: &str| plan.root.iter().any(|entry| matches!(entry, RootEntry::Directory { target, .. } if target == Path::new(path)));
+    assert!(made(".view/0/d") && made(".view/0/s") && !made("w/t"), "{:?}", plan.root);
+}
+
+#[test]
+fn later_operations_cover_earlier_ones_and_their_rules() {
+    let plan = planned(&[tmpfs("/t"), show("/usr/share", "/t/s"), tmpfs("/t")]).unwrap();
+    assert_eq!(laid(&plan), ["t at t", "/usr/share at t/s", ".view/0 at t"]);
+    assert!(!plan.landlock.rules.iter().any(|rule| rule.path == Path::new("/t/s")), "{:?}", plan.landlock.rules);
+}
+
+#[test]
+fn the_sandboxs_own_directories_are_out_of_reach() {
+    for target in ["/proc", "/proc/sys", "/dev", "/dev/shm", "/sys/kernel", "/run/stockade/bin"] {
+        refused(&[tmpfs(target)], "view_over_sandbox");
+    }
+    for entry in [show("/usr", "/run"), tree("/srv/w", "/run"), tmpfs("/"), show("/usr", "/"), tree("/srv/w", "/")] {
+        refused(&[entry], "view_over_sandbox");
+    }
+    refused(&[show("/usr", "/a/../proc")], "view_path_malformed");
+    refused(&[tmpfs("relative")], "view_path_malformed");
+}
+
+#[test]
+fn no_operation_goes_through_a_link_of_the_view() {
+    let link = ViewEntry::Link { target: PathBuf::from("/l"), to: PathBuf::from("/etc") };
+    for entry in [directory("/l/x"), tmpfs("/l/x"), show("/usr", "/l/x"), show("/usr", "/l"), tree("/srv/w", "/l/x")] {
+        refused(&[link.clone(), entry], "view_through_link");
+    }
+}
+
+#[test]
+fn writable_directories_keep_apart_from_what_is_shown_and_from_each_other() {
+    refused(&[tree("/usr/local", "/w")], "view_tree_shown");
+    refused(&[tree("/", "/w")], "view_tree_shown");
+    refused(&[tree("/srv/w", "/a"), tree("/srv/w/in", "/b")], "view_trees_nested");
+    let plan = planned(&[tree("/srv/w", "/a"), tree("/srv/other", "/b"), show("/srv/w/.git", "/a/.git")]).unwrap();
+    assert_eq!(plan.trees.len(), 2);
+    assert_eq!(
+        plan.trees[0].protected.iter().map(|(path, _, how)| (path.as_path(), *how)).collect::<Vec<_>>(),
+        [(Path::new(".git"), Protection::ReadOnly)]
+    );
+    assert_eq!(plan.writable_mounts(), ["/dev/shm", "/a", "/b", "/run/stockade/scratch"].map(PathBuf::from));
+    // At another place it would show what the policy does not.
+    refused(&[tree("/srv/w", "/a"), show("/srv/w/.git", "/git")], "view_not_shown");
+}
+
+#[test]
+fn code_is_never_root_inside() {
+    let plan = planned(&[show("/usr", "/usr")]).unwrap();
+    assert_eq!(plan.identity.inside, (1234, 1234));
+}

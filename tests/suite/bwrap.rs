@@ -1,0 +1,410 @@
+//! `stockade bwrap` beside bubblewrap itself: the same command line, the same script, and what each
+//! prints and exits with. Then what only a sandbox of stockade refuses, with bubblewrap as the control.
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::{fs::symlink, net::UnixListener},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use crate::support::{
+    exec::{program_path, run_under, start, stockade, text},
+    policy_dir::{command_with_etc, derived_from},
+    runner::{directory, eventually, is_root, test},
+};
+
+/// A root of the host's programs, as callers write it.
+const PROGRAMS: &str = "--unshare-all --new-session --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib \
+                        --symlink usr/lib64 /lib64 --proc /proc --dev /dev --setenv PATH /usr/bin";
+
+fn words(line: &str) -> Vec<String> {
+    line.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+/// The options for one of the two programs, started with `inputs` at descriptors 5, 6 and so on.
+fn command(of: &[&str], options: &str, inputs: &[&[u8]], then: &[&str]) -> Command {
+    let mut open = String::new();
+    for (fd, bytes) in (5..).zip(inputs) {
+        let path = directory().join(format!("input-{fd}"));
+        fs::write(&path, bytes).unwrap();
+        open.push_str(&format!("exec {fd}<'{}'; ", path.display()));
+    }
+    let script = format!("{open}exec \"$@\"");
+    let mut command = run_under(&["sh", "-c", &script, "sh"]);
+    command.args(of).args(words(options)).arg("--").args(then);
+    command
+}
+
+fn ours(options: &str, inputs: &[&[u8]], then: &[&str]) -> Output {
+    command(&[text(&program_path().unwrap()), "bwrap"], options, inputs, then).output().unwrap()
+}
+
+fn bubblewrap(options: &str, inputs: &[&[u8]], then: &[&str]) -> Output {
+    command(&["bwrap"], options, inputs, then).output().unwrap()
+}
+
+/// A directory that may be bound writable. Root's is root's own: bubblewrap's user namespace has no
+/// other id.
+fn tree_named(name: &str) -> PathBuf {
+    let path = directory().join(name);
+    fs::create_dir(&path).unwrap();
+    path
+}
+
+fn said(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Both do the same with a shell's script, which is this.
+#[track_caller]
+fn both_say(options: &str, inputs: &[&[u8]], script: &str, wanted: (i32, &str)) {
+    let options = format!("{PROGRAMS} {options}");
+    let then = ["/bin/sh", "-c", script];
+    let (real, own) = (bubblewrap(&options, inputs, &then), ours(&options, inputs, &then));
+    let wanted = (Some(wanted.0), wanted.1.to_owned());
+    assert_eq!(said(&real), wanted, "bubblewrap: {}", error(&real));
+    assert_eq!(said(&own), wanted, "stockade: {}", error(&own));
+}
+
+/// Nothing was started, and this was said.
+#[track_caller]
+fn refused(options: &str, wanted: &str) {
+    let output = ours(options, &[], &["/bin/echo", "started"]);
+    assert_eq!(said(&output), (Some(1), String::new()), "{}", error(&output));
+    assert!(error(&output).contains(wanted), "{options}: {}", error(&output));
+}
+
+test!(Both, each_file_operation_does_what_bubblewrap_does, needs[Program("bwrap")]);
+fn each_file_operation_does_what_bubblewrap_does() {
+    let (tree, other) = (tree_named("tree"), tree_named("other"));
+    fs::write(tree.join("old"), "old\n").unwrap();
+    fs::create_dir(tree.join("below")).unwrap();
+    let (tree, other) = (text(&tree), text(&other));
+    let say = |options: &str, script: &str, wanted: &str| both_say(options, &[], script, (0, wanted));
+    say(&format!("--bind {tree} /w"), "cat /w/old; echo new > /w/new; cat /w/new; rm /w/new", "old\nnew\n");
+    say(
+        &format!("--bind {tree} /w --bind {other} /tmp"),
+        "echo 1 > /w/1; echo 2 > /tmp/2; ls /w /tmp; rm /w/1 /tmp/2",
+        "/tmp:\n2\n\n/w:\n1\nbelow\nold\n",
+    );
+    say("--ro-bind /usr/bin /tools", "test -x /tools/env && echo shown; touch /tools/x 2>/dev/null || echo refused", "shown\nrefused\n");
+    say("--tmpfs /t", "ls -A /t; echo x > /t/x; cat /t/x", "x\n");
+    say("--perms 0700 --tmpfs /t --perms 0750 --dir /t/d --dir /t/e", "stat -c %a /t /t/d /t/e", "700\n750\n755\n");
+    say("--symlink to/there /t/link", "readlink /t/link", "to/there\n");
+    // Later operations lie over earlier ones.
+    say("--tmpfs /t --dir /t/a --ro-bind /usr/bin /t/a --dir /t/b", "ls /t; test -x /t/a/env && echo bound", "a\nb\nbound\n");
+    say("--tmpfs /t --ro-bind /usr/bin /t/a --tmpfs /t", "ls -A /t; echo done", "done\n");
+    say(&format!("--bind {tree} /w --tmpfs /w/below"), "touch /w/below/x; ls /w/below", "x\n");
+    say(&format!("--bind {tree} /w --ro-bind {tree}/below /w/below"), "touch /w/below/y 2>/dev/null || echo refused", "refused\n");
+    say("--ro-bind /usr/share /w --ro-bind /dev/null /w/doc/base-files/README", "cat /w/doc/base-files/README; echo done", "done\n");
+    say("--ro-bind-try /no/such /x --bind-try /no/such /y", "ls -d /x /y 2>/dev/null; echo done", "done\n");
+    // What was laid over the tree has left nothing in it.
+    assert_eq!(fs::read_dir(Path::new(tree).join("below")).unwrap().count(), 0);
+}
+
+test!(Both, contents_and_words_come_from_descriptors, needs[Program("bwrap")]);
+fn contents_and_words_come_from_descriptors() {
+    let data: &[u8] = b"data \xff\n";
+    let options = "--tmpfs /t --file 5 /t/file --ro-bind-data 6 /t/fixed --perms 0600 --bind-data 7 /t/own";
+    let script = "cat /t/file; od -An -c /t/fixed | tr -d ' '; cat /t/own; for f in file fixed own; do echo >> /t/$f; done 2>/dev/null; wc -c < /t/own; wc -c < /t/fixed; stat -c %a /t/file /t/own";
+    both_say(options, &[b"first\n", data, b"third\n"], script, (0, "first\ndata377\\n\nthird\n7\n7\n666\n600\n"));
+    both_say("--args 5", &[b"--tmpfs\0/t\0--dir\0/t/of-args\0"], "ls /t", (0, "of-args\n"));
+    let output = ours(&format!("{PROGRAMS} --args 77"), &[], &["true"]);
+    assert!(said(&output).0 == Some(1) && error(&output).contains("descriptor 77 is not open"), "{}", error(&output));
+}
+
+test!(Both, identity_directory_and_variables_are_bubblewraps, needs[Program("bwrap")]);
+fn identity_directory_and_variables_are_bubblewraps() {
+    let tree = tree_named("tree");
+    let say = |options: &str, script: &str, wanted: &str| both_say(options, &[], script, (0, wanted));
+    say("--uid 1234 --gid 4321", "id -u; id -g", "1234\n4321\n");
+    say("--hostname box", "cat /proc/sys/kernel/hostname", "box\n");
+    say(&format!("--bind {} /w --chdir /w", text(&tree)), "pwd", "/w\n");
+    say("", "pwd", "/\n");
+    say("--setenv A 1 --setenv B 2 --setenv A 3 --unsetenv B", "echo $A,$B", "3,\n");
+    say("--setenv A 1 --clearenv --setenv B 2", "env | grep -c -e A= -e HOME=; echo $B", "0\n2\n");
+    // The caller's own directory is kept where it is shown.
+    let mut here =
+        command(&[text(&program_path().unwrap()), "bwrap"], &format!("{PROGRAMS} --bind {0} {0}", text(&tree)), &[], &["/bin/pwd"]);
+    let here = here.current_dir(&tree).output().unwrap();
+    assert_eq!(said(&here), (Some(0), format!("{}\n", text(&tree))), "{}", error(&here));
+}
+
+test!(Both, the_sandbox_is_as_closed_as_bubblewraps_with_all_its_options, needs[Program("bwrap")]);
+fn the_sandbox_is_as_closed_as_bubblewraps_with_all_its_options() {
+    let options = "--disable-userns --cap-drop ALL --unshare-user";
+    let say = |script: &str, wanted: &str| both_say(options, &[], script, (0, wanted));
+    say("unshare --user true 2>/dev/null || echo refused", "refused\n");
+    say("grep -E '^Cap(Eff|Bnd)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n");
+    say("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '", "lo\n");
+    say("ls -d /proc/[0-9]* | wc -l | sed 's/^[1-9]$/few/'", "few\n");
+    say("for d in null zero full random urandom tty; do test -c /dev/$d || echo no $d; done", "");
+}
+
+test!(Both, the_exit_status_is_bubblewraps, needs[Program("bwrap")]);
+fn the_exit_status_is_bubblewraps() {
+    both_say("", &[], "exit 3", (3, ""));
+    both_say("", &[], "kill -KILL $$", (137, ""));
+    both_say("", &[], "kill -TERM $$", (143, ""));
+    for (options, then) in
+        [("--ro-bind /no/such /x", "true"), ("", "no-such-program"), ("--frobnicate", "true"), ("--chdir /no/such", "true")]
+    {
+        let options = format!("{PROGRAMS} {options}");
+        let (real, own) = (bubblewrap(&options, &[], &[then]), ours(&options, &[], &[then]));
+        assert_eq!((real.status.code(), own.status.code()), (Some(1), Some(1)), "{options}: {}{}", error(&real), error(&own));
+        assert!(error(&own).starts_with("stockade-bwrap: "), "{}", error(&own));
+    }
+}
+
+/// A filter that answers EPERM to mkdir(2) and mkdirat(2), or with `allows` nothing but to let all
+/// pass: `struct sock_filter` each.
+fn filter(allows: bool) -> Vec<u8> {
+    let step = |code: u16, jt: u8, k: u32| [&code.to_ne_bytes()[..], &[jt, 0], &k.to_ne_bytes()].concat();
+    let (load, allow, deny) = (step(0x20, 0, 0), step(0x06, 0, 0x7fff_0000), step(0x06, 0, 0x0005_0001));
+    if allows { allow } else { [load, step(0x15, 2, 83), step(0x15, 1, 258), allow, deny].concat() }
+}
+
+test!(Both, a_callers_filter_is_added_and_never_replaces_the_sandboxs_own, needs[Program("bwrap")]);
+fn a_callers_filter_is_added_and_never_replaces_the_sandboxs_own() {
+    let script = "mkdir /t/x 2>/dev/null && echo made || echo refused";
+    both_say("--tmpfs /t --seccomp 5", &[&filter(false)], script, (0, "refused\n"));
+    both_say("--tmpfs /t --seccomp 5", &[&filter(true)], script, (0, "made\n"));
+    both_say("--tmpfs /t --add-seccomp-fd 5 --add-seccomp-fd 6", &[&filter(true), &filter(false)], script, (0, "refused\n"));
+    let keyctl = "import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall(250, 0, -3, 0), ctypes.get_errno())";
+    let then = ["/usr/bin/python3", "-c", keyctl];
+    let options = format!("{PROGRAMS} --seccomp 5");
+    // Control: with that filter alone keyctl gives the session keyring's number.
+    let real = said(&bubblewrap(&options, &[&filter(true)], &then)).1;
+    assert!(!real.starts_with('-') && real.ends_with(" 0\n"), "{real}");
+    assert_eq!(said(&ours(&options, &[&filter(true)], &then)), (Some(0), String::from("-1 1\n")));
+    for (bytes, wanted) in
+        [(&b"1234567"[..], "7 bytes are no filter"), (&[], "0 bytes are no filter"), (&[0xff; 8], "the kernel takes no such filter")]
+    {
+        let output = ours(&options, &[bytes], &["true"]);
+        assert!(said(&output).0 == Some(1) && error(&output).contains(wanted), "{}", error(&output));
+    }
+}
+
+test!(Both, status_and_pid_are_told_as_bubblewrap_tells_them, needs[Program("bwrap")]);
+fn status_and_pid_are_told_as_bubblewrap_tells_them() {
+    for of in [&["bwrap"][..], &[text(&program_path().unwrap()), "bwrap"]] {
+        let told = directory().join("told");
+        let script = format!("exec 5>'{}' 6>'{}'; exec \"$@\"", told.display(), directory().join("info").display());
+        let mut command = run_under(&["sh", "-c", &script, "sh"]);
+        command.args(of).args(words(&format!("{PROGRAMS} --json-status-fd 5 --info-fd 6 -- /bin/sh -c")));
+        assert_eq!(command.arg("exit 7").output().unwrap().status.code(), Some(7), "{of:?}");
+        let lines: Vec<serde_json::Value> =
+            fs::read_to_string(&told).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines[0]["child-pid"].as_u64().is_some_and(|pid| pid > 1) && lines[1]["exit-code"] == 7, "{of:?}: {lines:?}");
+        let info: serde_json::Value = serde_json::from_str(&fs::read_to_string(directory().join("info")).unwrap()).unwrap();
+        assert_eq!(info["child-pid"], lines[0]["child-pid"], "{of:?}");
+    }
+}
+
+test!(Both, the_sandbox_ends_with_its_parent_where_that_is_asked);
+fn the_sandbox_ends_with_its_parent_where_that_is_asked() {
+    let tree = tree_named("tree");
+    for (option, ends) in [("--die-with-parent", true), ("", false)] {
+        let (begun, stop) = (tree.join("begun"), tree.join("stop"));
+        let (program, line) = (program_path().unwrap(), format!("{PROGRAMS} {option} --bind {} /w -- /bin/sh -c", text(&tree)));
+        // A parent that is killed, beside which the sandbox runs.
+        let mut parent = run_under(&["sh", "-c", "\"$@\" & wait", "sh", text(&program), "bwrap"]);
+        parent.args(words(&line)).arg("touch /w/begun; for i in $(seq 600); do test -e /w/stop && exit; touch /w/alive; sleep 0.05; done");
+        let mut parent = start(&mut parent, b"");
+        assert!(eventually(Duration::from_secs(20), || begun.exists()), "{option}");
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        let alive = tree.join("alive");
+        let is_over = || {
+            let _gone = fs::remove_file(&alive);
+            !eventually(Duration::from_millis(300), || alive.exists())
+        };
+        assert_eq!(eventually(Duration::from_millis(if ends { 20_000 } else { 300 }), is_over), ends, "{option}");
+        fs::write(&stop, "").unwrap();
+        assert!(eventually(Duration::from_secs(20), is_over), "{option}");
+        fs::remove_file(stop).unwrap();
+        fs::remove_file(begun).unwrap();
+    }
+}
+
+test!(Both, the_hosts_secrets_are_not_shown_with_the_whole_host, needs[Program("bwrap")]);
+fn the_hosts_secrets_are_not_shown_with_the_whole_host() {
+    let secret = tree_named("secret");
+    fs::write(secret.join("key"), "canary").unwrap();
+    let key = secret.join("key");
+    let script = format!("cat {}; ls -d /root /home /var /run/* /etc/shadow /etc/ssh /srv {}; echo done", text(&key), text(&directory()));
+    let then = ["/bin/sh", "-c", &script];
+    for options in ["--ro-bind / /", "--dev-bind / /", "--ro-bind / / --dev /dev --proc /proc --tmpfs /tmp"] {
+        // Control: bubblewrap shows them.
+        let real = said(&bubblewrap(options, &[], &then));
+        assert!(options.ends_with("/tmp") || real.1.contains("canary"), "{real:?}");
+        assert!(real.1.contains("/etc/shadow"), "{real:?}");
+        assert_eq!(said(&ours(options, &[], &then)), (Some(0), String::from("/run/stockade\ndone\n")), "{options}");
+    }
+    for path in [text(&secret), "/etc/shadow", "/run", "/home", "/var/log", "/sys"] {
+        refused(&format!("--ro-bind / / --ro-bind {path} /x"), "policy `bwrap` does not show");
+        let left_out = ours(&format!("--ro-bind / / --ro-bind-try {path} /x"), &[], &["/bin/sh", "-c", "ls -d /x; echo done"]);
+        assert_eq!(said(&left_out), (Some(0), String::from("done\n")), "{}", error(&left_out));
+    }
+    // Below a directory that the policy shows a link of anybody leads nowhere else.
+    symlink(&secret, secret.join("link")).unwrap();
+    refused(&format!("--ro-bind {}/link /x", text(&secret)), if is_root() { "does not show" } else { "link" });
+}
+
+test!(Both, no_operation_makes_anything_on_the_host, needs[Program("bwrap")]);
+fn no_operation_makes_anything_on_the_host() {
+    let (tree, outside) = (tree_named("tree"), tree_named("outside"));
+    symlink(&outside, tree.join("out")).unwrap();
+    symlink("/proc/self", tree.join("magic")).unwrap();
+    let bound = format!("{PROGRAMS} --bind {} /w", text(&tree));
+    let left = || -> Vec<String> {
+        let all = [&tree, &outside].into_iter().flat_map(|at| fs::read_dir(at).unwrap());
+        let mut names: Vec<String> = all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    for (operation, made) in [
+        ("--dir /w/made", "made"),
+        ("--symlink x /w/made", "made"),
+        ("--file 5 /w/made", "made"),
+        ("--tmpfs /w/made", "made"),
+        ("--ro-bind-data 5 /w/made", "made"),
+        ("--ro-bind /usr /w/made", "made"),
+        ("--ro-bind /dev/null /w/made", "made"),
+        ("--dir /w/out/made", ""),
+        ("--tmpfs /w/out/made", ""),
+        ("--file 5 /w/out/made", ""),
+        ("--ro-bind-data 5 /w/out", ""),
+        ("--tmpfs /w/out", ""),
+        ("--tmpfs /w/magic", ""),
+    ] {
+        let options = format!("{bound} {operation}");
+        let own = ours(&options, &[b"x"], &["true"]);
+        assert_eq!(said(&own), (Some(1), String::new()), "{operation}: {}", error(&own));
+        assert_eq!(left(), ["magic", "out"], "{operation}");
+        if made.is_empty() {
+            continue;
+        }
+        // Control: bubblewrap makes it there.
+        assert_eq!(bubblewrap(&options, &[b"x"], &["true"]).status.code(), Some(0), "{operation}");
+        assert_eq!(left(), ["made", "magic", "out"], "{operation}");
+        let path = tree.join("made");
+        fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).unwrap();
+    }
+}
+
+test!(Both, a_writable_directory_has_the_guards_of_a_scratch);
+fn a_writable_directory_has_the_guards_of_a_scratch() {
+    let tree = tree_named("tree");
+    fs::write(tree.join(".env"), "canary").unwrap();
+    let output = ours(
+        &format!("{PROGRAMS} --tmpfs /t --bind {} /w", text(&tree)),
+        &[],
+        &["/bin/sh", "-c", "cat /w/.env; mkfifo /w/f; mkfifo /t/f; chmod u+s /w 2>&1; true"],
+    );
+    assert!(!said(&output).1.contains("canary") && error(&output).contains("/w/.env: Permission denied"), "{}", error(&output));
+    assert!(error(&output).contains("'/w/f': Permission denied"), "{}", error(&output));
+    for (path, wanted) in [("/etc", ""), ("/", "never writable"), ("/usr/local", ""), ("/proc", "--proc /proc")] {
+        refused(&format!("{PROGRAMS} --bind {path} /w"), wanted);
+    }
+    let [one, inner] = [text(&tree).to_owned(), format!("{}/inner", text(&tree))];
+    fs::create_dir(&inner).unwrap();
+    refused(&format!("{PROGRAMS} --bind {one} /a --bind {inner} /b"), "one lies in the other");
+}
+
+test!(Both, each_writable_directory_is_limited_in_size);
+fn each_writable_directory_is_limited_in_size() {
+    let (one, two) = (tree_named("one"), tree_named("two"));
+    let policy = derived_from("shell", "[limits]\nscratch_size = \"8MiB\"\nfile_size = \"none\"\n[limits.max]\nfile_size = \"none\"\n");
+    let line = format!("{PROGRAMS} --bind {} /one --bind {} /two -- /bin/sh -c", text(&one), text(&two));
+    for (megabytes, status) in [(4, 0), (64, 137)] {
+        let script = format!("dd if=/dev/zero of=/two/x bs=1M count={megabytes} 2>/dev/null; sleep {}", if status == 0 { 0 } else { 20 });
+        let words: Vec<String> = [vec![String::from("bwrap")], words(&line), vec![script]].concat();
+        let arguments: Vec<&str> = words.iter().map(String::as_str).collect();
+        let output = if is_root() {
+            command_with_etc(&[("stockade/policies/bwrap.toml", &policy)], &[], &arguments).output().unwrap()
+        } else {
+            let config = directory().join("config");
+            fs::create_dir_all(config.join("stockade/policies")).unwrap();
+            fs::File::create(config.join("stockade/policies/bwrap.toml")).unwrap().write_all(policy.as_bytes()).unwrap();
+            stockade(&arguments).env("XDG_CONFIG_HOME", &config).output().unwrap()
+        };
+        assert_eq!(output.status.code(), Some(status), "{}", error(&output));
+        fs::remove_file(two.join("x")).unwrap();
+    }
+}
+
+test!(Both, what_would_weaken_the_sandbox_is_refused_by_name);
+fn what_would_weaken_the_sandbox_is_refused_by_name() {
+    for (option, wanted) in [
+        ("--share-net", "--share-net is not taken: code has no network of the host's"),
+        ("--cap-add CAP_SYS_ADMIN", "--cap-add is not taken"),
+        ("--uid 0", "--uid 0: code is never root"),
+        ("--gid 0", "--gid 0: code is never root"),
+        ("--userns 5", "--userns is not taken"),
+        ("--dev-bind /dev/kmsg /dev/kmsg", "no devices of the host"),
+        ("--bind / /", "never writable"),
+        ("--proc /elsewhere", "/proc alone"),
+        ("--tmpfs /proc/x", "the sandbox's own"),
+        ("--ro-bind /usr /dev/x", "the sandbox's own"),
+        ("--ro-bind /usr /run", "the sandbox's own"),
+        ("--tmpfs /", "the sandbox's root is its own"),
+        ("--symlink /usr /l --dir /l/x", "goes through /l, a link of this view"),
+        ("--overlay-src /usr --tmp-overlay /x", "overlays are not made"),
+    ] {
+        refused(&format!("{PROGRAMS} {option}"), wanted);
+    }
+}
+
+test!(Both, what_srt_asks_for_runs_or_is_refused_by_name, needs[Program("bwrap")]);
+fn what_srt_asks_for_runs_or_is_refused_by_name() {
+    // Its probe, and its options for a command that may write nowhere.
+    let probe = "--unshare-user --dev-bind / /";
+    assert_eq!(said(&ours(probe, &[], &["true"])), said(&bubblewrap(probe, &[], &["true"])));
+    let options = "--new-session --die-with-parent --ro-bind / / --dev /dev --unshare-pid --unshare-user --cap-drop ALL --proc /proc";
+    let then = ["/usr/bin/bash", "-c", "touch /usr/x 2>/dev/null || echo refused; exit 5"];
+    for output in [ours(options, &[], &then), bubblewrap(options, &[], &then)] {
+        assert_eq!(said(&output), (Some(5), String::from("refused\n")), "{}", error(&output));
+    }
+    let tree = tree_named("tree");
+    let socket = tree.join("proxy.sock");
+    let _proxy = UnixListener::bind(&socket).unwrap();
+    for (more, wanted) in [
+        (format!("--bind {0} {0}", text(&socket)), "it is not a directory"),
+        (format!("--bind {0} {0} --ro-bind /dev/null {0}/.bashrc", text(&tree)), "nothing is made below a directory of the host"),
+        (String::from("--cap-add CAP_SETFCAP"), "--cap-add is not taken"),
+        (String::from("--bind /proc /proc"), "write --proc /proc"),
+    ] {
+        refused(&format!("{options} {more}"), wanted);
+    }
+    assert!(!tree.join(".bashrc").exists());
+    // A file that is there is covered.
+    fs::write(tree.join(".bashrc"), "own").unwrap();
+    let covered = format!("{options} --bind {0} {0} --ro-bind /dev/null {0}/.bashrc", text(&tree));
+    let script = format!("cat {0}/.bashrc; echo x > {0}/.bashrc || echo refused", text(&tree));
+    assert_eq!(said(&ours(&covered, &[], &["/bin/sh", "-c", &script])), (Some(0), String::from("refused\n")));
+    assert_eq!(fs::read_to_string(tree.join(".bashrc")).unwrap(), "own");
+}
+
+test!(Both, stockade_bwrap_beside_the_program_starts_it);
+fn stockade_bwrap_beside_the_program_starts_it() {
+    let place = directory().join("bin");
+    fs::create_dir(&place).unwrap();
+    fs::copy(program_path().unwrap(), place.join("stockade")).unwrap();
+    let script = place.join("stockade-bwrap");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/stockade-bwrap"), &script).unwrap();
+    let run = |line: &str| run_under(&[text(&script)]).args(words(line)).output().unwrap();
+    let done = run("--ro-bind / / -- /bin/echo a  b");
+    assert_eq!(said(&done), (Some(0), String::from("a b\n")), "{}", error(&done));
+    assert!(said(&run("--version")).1.starts_with("bubblewrap "));
+    assert!(said(&run("--help")).1.contains("--ro-bind"));
+    // Its own words are bubblewrap's, and no command of stockade.
+    assert_eq!(said(&run("version")), (Some(1), String::new()));
+}
