@@ -1,6 +1,7 @@
 //! What is fuzzed: each target a function that panics when a promise is broken.
 
 mod bytes;
+mod command_line;
 mod images;
 mod logs;
 mod replies;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     texts::RULE,
     texts::REQUEST,
     texts::LINE,
+    command_line::COMMAND_LINE,
     words::HINTS,
     logs::AUDIT,
     replies::REPLY,
