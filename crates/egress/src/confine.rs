@@ -47,7 +47,7 @@ pub(crate) fn confine(kept: &[BorrowedFd<'_>], parent: Option<Pid>, run_as: RunA
         RunAs::User { uid, gid } => Some((uid, gid)),
         RunAs::Caller => None,
     };
-    let lockdown = Lockdown { standard_kept: 0, descriptors: kept, limits: &LIMITS, run_as, child_of: parent, calls: &CALLS };
+    let lockdown = Lockdown { standard_kept: 0, descriptors: kept, limits: &LIMITS, run_as, child_of: parent, files: &[], calls: &CALLS };
     lockdown.begin()?;
     lockdown.finish()
 }

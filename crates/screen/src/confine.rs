@@ -66,12 +66,12 @@ fn run_as() -> Option<(u32, u32)> {
 
 /// The lockdown of a screener for one question. It keeps stdin and stdout.
 pub fn lockdown() -> Lockdown<'static> {
-    Lockdown { standard_kept: 2, descriptors: &[], limits: &LIMITS, run_as: run_as(), child_of: None, calls: &CALLS }
+    Lockdown { standard_kept: 2, descriptors: &[], limits: &LIMITS, run_as: run_as(), child_of: None, files: &[], calls: &CALLS }
 }
 
 /// The lockdown of one that stays, which keeps stdin alone; `calls` holds its system calls.
 pub fn lockdown_of_staying(calls: &[CallRule]) -> Lockdown<'_> {
-    Lockdown { standard_kept: 1, descriptors: &[], limits: &SHARED_LIMITS, run_as: run_as(), child_of: None, calls }
+    Lockdown { standard_kept: 1, descriptors: &[], limits: &SHARED_LIMITS, run_as: run_as(), child_of: None, files: &[], calls }
 }
 
 /// The system calls of one that stays.

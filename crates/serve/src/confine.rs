@@ -106,7 +106,7 @@ const CALLS: [CallRule; 46] = [
 /// The kernel refuses a step.
 pub fn confine(run_as: Option<(u32, u32)>) -> Result<u64, LockdownError> {
     let descriptors = getrlimit(rustix::process::Resource::Nofile).maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
-    let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, calls: &CALLS };
+    let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, files: &[], calls: &CALLS };
     lockdown.begin()?;
     lockdown.finish()?;
     Ok(descriptors)

@@ -65,16 +65,3 @@ pub fn restrict_self(ruleset: impl AsFd) -> Result<()> {
     // SAFETY: integers only.
     unsafe { syscall(446, [ruleset.as_fd().as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
-
-/// Forbids opening files and signalling processes, where the kernel has Landlock. For
-/// processes whose system call filter forbids both as well.
-///
-/// # Errors
-/// EPERM without no_new_privs, E2BIG beyond 16 layers.
-pub fn shut_off_files() -> Result<()> {
-    let abi = abi();
-    if abi == 0 {
-        return Ok(());
-    }
-    restrict_self(create_ruleset(access::handled(abi), scopes(abi))?)
-}

@@ -2,7 +2,8 @@
 //!
 //! Guarantees, in this order: the process ends with its parent, has only the descriptors that
 //! are named, is held to its limits, has no capabilities, cannot gain any, hides its memory,
-//! opens no file and makes only the system calls that are named. Any step that fails is an
+//! opens no file but below the directories that are named, and makes only the system calls that are
+//! named. Any step that fails is an
 //! error, after which the caller must end. It does not decide what to keep.
 
 use linux_raw_sys::general::{RLIMIT_AS, RLIMIT_CORE, RLIMIT_CPU, RLIMIT_DATA, RLIMIT_MEMLOCK, RLIMIT_NOFILE, RLIMIT_NPROC, RLIMIT_STACK};
@@ -41,8 +42,19 @@ pub struct Lockdown<'a> {
     /// The expected parent. The process leaves the launcher's process group and fails with
     /// ESRCH where its parent is another process.
     pub child_of: Option<Pid>,
+    /// What it may do to files; nothing where there is no rule. Needs Landlock where there is one.
+    pub files: &'a [FileRule<'a>],
     /// The allowed system calls. The kernel kills the process for any other.
     pub calls: &'a [CallRule],
+}
+
+/// Rights on and below a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct FileRule<'a> {
+    /// The directory. It need not stay open.
+    pub directory: BorrowedFd<'a>,
+    /// The rights, from [`landlock::access`]; those that this kernel does not know cannot be used.
+    pub rights: u64,
 }
 
 /// One resource limit, of `getrlimit(2)`.
@@ -206,7 +218,7 @@ impl Lockdown<'_> {
         cred::drop_all_sets().and_then(|()| rustix::thread::set_no_new_privs(true)).map_err(at(LockdownStep::DropCapabilities))?;
         set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(at(LockdownStep::HideMemory))?;
         self.end_with_parent().map_err(at(LockdownStep::EndWithParent))?;
-        landlock::shut_off_files().map_err(at(LockdownStep::CloseFiles))?;
+        self.close_files().map_err(at(LockdownStep::CloseFiles))?;
         Filter::new(self.calls).and_then(|filter| load_filter(filter.instructions())).map_err(at(LockdownStep::LoadFilter))
     }
 
@@ -230,6 +242,20 @@ impl Lockdown<'_> {
         }
         drop(null);
         keep_only(3, self.descriptors)
+    }
+
+    /// Without Landlock a filter that allows no file to be opened suffices; one that does, does not.
+    fn close_files(&self) -> Result<()> {
+        let abi = landlock::abi();
+        if abi == 0 {
+            return if self.files.is_empty() { Ok(()) } else { Err(Errno::OPNOTSUPP) };
+        }
+        let handled = landlock::access::handled(abi);
+        let ruleset = landlock::create_ruleset(handled, landlock::scopes(abi))?;
+        for rule in self.files {
+            landlock::allow_beneath(&ruleset, rule.directory, rule.rights & handled)?;
+        }
+        landlock::restrict_self(ruleset)
     }
 
     /// Sets the death signal again, since a change of user clears it (prctl(2)).
