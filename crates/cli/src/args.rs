@@ -124,6 +124,12 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("mcp", "--policy default", "--scratch ~/project"),
     ("runtimes", "--prompt", "--policy data-science --json"),
     ("templates ls", "", "--policy data-science --json"),
+    ("image import", "python.tar --name python:3.13", "./layout --ref v2 --platform linux/arm64"),
+    ("image ls", "", "--json"),
+    ("image inspect", "python:3.13", "python:3.13 | jq .env"),
+    ("image verify", "", "python:3.13"),
+    ("image rm", "python:3.13", "python:3.12 python:3.13"),
+    ("image gc", "", "&& stockade image ls"),
     ("policy check", "./api.toml", "default strict"),
     ("policy new", "api --allow api.github.com:443 --timeout 10s", "science --venv ~/science --memory 2g"),
     ("policy show", "strict", "./api.toml --json"),
@@ -202,6 +208,12 @@ pub(crate) enum Command {
     /// Show what came of a policy's templates
     #[command(subcommand)]
     Templates(Templates),
+    /// Bring container images into this user's store, list, verify and remove them
+    ///
+    /// Root's store is /var/lib/stockade/images, a user's ~/.local/share/stockade/images. Needs the
+    /// companion program stockade-image in this program's directory or in ../lib/stockade from there.
+    #[command(subcommand)]
+    Image(Image),
     /// Check, show, explain and compare policies
     #[command(subcommand)]
     Policy(Policy),
@@ -733,6 +745,73 @@ pub(crate) enum Templates {
         #[command(flatten)]
         policy: PolicyChoice,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Image {
+    /// Bring in an image from an OCI layout, an archive of one, or a file of `docker save`
+    ///
+    /// Archives may be compressed with gzip or zstd. Layers are unpacked by processes without rights, and
+    /// compared with their digests. Prints NAME@DIGEST. An import that fails leaves nothing.
+    Import {
+        /// The archive or the directory
+        #[arg(value_name = "FILE|DIR", value_parser = path_from_here())]
+        from: PathBuf,
+        /// Its name in the store, in place of the name that it has in the archive
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// Which image, where there are several
+        #[arg(long = "ref", value_name = "NAME")]
+        reference: Option<String>,
+        /// For which machine, where there are several; linux/amd64 otherwise
+        #[arg(long, value_name = "OS/ARCH", value_parser = platform)]
+        platform: Option<String>,
+        /// The most that it may have when it is uncompressed; 16g otherwise
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        max_size: Option<u64>,
+    },
+    /// List images: name, digest, platform, layers, size and age
+    Ls {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print all that is known of an image, as JSON
+    Inspect {
+        /// A name, NAME@sha256:… or sha256:…
+        #[arg(value_name = "IMAGE")]
+        image: String,
+    },
+    /// Compare the files of images with what was imported; of all images where none is named
+    Verify {
+        /// A name, NAME@sha256:… or sha256:…
+        #[arg(value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// Remove names, and images with their last name
+    ///
+    /// A digest removes the image and all its names. Layers that no image has go too, unless a run or
+    /// an import holds images: then `gc` removes them later.
+    Rm {
+        /// A name, NAME@sha256:… or sha256:…
+        #[arg(value_name = "IMAGE", required = true)]
+        images: Vec<String>,
+    },
+    /// Remove layers that no image has, and what crashed imports left
+    Gc,
+}
+
+fn platform(text: &str) -> Result<String, String> {
+    let parts: Vec<&str> = text.split('/').collect();
+    let is_one = (2..=3).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
+    if is_one { Ok(text.to_owned()) } else { Err(String::from("write OS/ARCH, such as linux/amd64")) }
+}
+
+/// Bytes, written as a limit is.
+fn size(text: &str) -> Result<u64, String> {
+    let LimitValue::Text(text) = limit(LimitKey::Memory, text)? else { return Err(String::from("not a size")) };
+    let bytes = LimitKey::Memory.parse_text(&text).map_err(|error| error.to_string())?;
+    bytes.ok_or_else(|| String::from("an image has a limit; write a size"))
 }
 
 #[derive(Debug, Subcommand)]

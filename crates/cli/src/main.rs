@@ -16,6 +16,7 @@ mod doctor;
 mod dry_run;
 mod grants;
 mod help;
+mod image;
 mod key;
 mod manual;
 mod output;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         Command::Run(asked) => run::run(&asked),
         Command::Session(session) => serve_session(&session),
         Command::Mcp(session) => serve_mcp(&session),
+        Command::Image(command) => image::run(&command).map(|never| match never {}),
         Command::Policy(command) => policy::run(command),
         Command::Grants(args::Grants::Check { file }) => grants::check(file.as_deref()),
         Command::Key(command) => key::run(&command),
@@ -397,6 +399,7 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "serve",
             "shim",
             "runtimes",
+            "image",
             "policy",
             "grants",
             "key",

@@ -16,6 +16,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("bwrap", "bubblewrap's command line in front of a sandbox", include_str!("../help/bwrap.md")),
     ("security", "what is guaranteed, on which conditions, and what is not", include_str!("../help/security.md")),
     ("install", "build, package, containers, what is installed where", include_str!("../help/install.md")),
+    ("images", "container images: import, store, limits", include_str!("../help/images.md")),
     ("users", "several users: own rights, sudo or a socket", include_str!("../help/users.md")),
     ("serve", "the HTTP service: endpoints, streams, batches, sessions, problems", include_str!("../help/serve.md")),
     ("serve-config", "the HTTP service: keys, configuration, quotas, metrics", include_str!("../help/serve-config.md")),

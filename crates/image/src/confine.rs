@@ -1,0 +1,127 @@
+//! What the two processes give up that read the bytes of a layer, before they read the first.
+//!
+//! The decompressor can read stdin, write stdout and use memory. The unpacker can besides make and
+//! remove directories, files, links and whiteouts in the one tree that it unpacks, and read the trees
+//! of the layers below; Landlock holds it to these, and without Landlock it does not start. Neither has
+//! a capability, a network, or another program to start. Those of root stay uid 0, which owns the store,
+//! and have no right but those of an owner.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::{io::Errno, process::Pid};
+use stockade_sys::{
+    landlock::access,
+    lockdown::{ArgumentCheck, CallRule, FileRule, Limit, Lockdown, LockdownError, LockdownStep, Resource, any, numbers::*},
+};
+
+/// Seconds of CPU time for one layer, in each process.
+pub const CPU_SECONDS: u64 = 1800;
+
+const LIMITS: [Limit; 6] = [
+    Resource::Stack.at_most(8 << 20),
+    Resource::Core.at_most(0),
+    Resource::AddressSpace.at_most(512 << 20),
+    Resource::Cpu.at_most(CPU_SECONDS),
+    Resource::Processes.at_most(0),
+    Resource::Descriptors.at_most(1024),
+];
+
+const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: PROT_EXEC }];
+/// A whiteout, and no other device.
+const WHITEOUT: &[ArgumentCheck] = &[
+    ArgumentCheck::OneOf { argument: 2, ignored: 0o777, values: &[S_IFCHR] },
+    ArgumentCheck::OneOf { argument: 3, ignored: 0, values: &[0] },
+];
+/// Of an open file, by no path: Landlock does not forbid this call.
+const NO_PATH: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[0] }];
+/// A build with debug assertions asks before it closes a descriptor.
+const DESCRIPTOR_FLAGS: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD] }];
+
+const DECOMPRESSING: [CallRule; 18] = [
+    any(__NR_read),
+    any(__NR_write),
+    any(__NR_close),
+    any(__NR_munmap),
+    any(__NR_brk),
+    any(__NR_rt_sigaction),
+    any(__NR_rt_sigprocmask),
+    any(__NR_rt_sigreturn),
+    any(__NR_mremap),
+    any(__NR_madvise),
+    any(__NR_exit),
+    any(__NR_sigaltstack),
+    any(__NR_futex),
+    any(__NR_exit_group),
+    any(__NR_getrandom),
+    CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
+    CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
+    CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
+];
+
+const UNPACKING: [CallRule; 14] = [
+    any(__NR_openat2),
+    any(__NR_mkdirat),
+    any(__NR_symlinkat),
+    any(__NR_linkat),
+    any(__NR_unlinkat),
+    any(__NR_readlinkat),
+    any(__NR_fstat),
+    any(__NR_newfstatat),
+    any(__NR_getdents64),
+    any(__NR_lseek),
+    any(__NR_fsetxattr),
+    any(__NR_fgetxattr),
+    CallRule { number: __NR_mknodat, checks: WHITEOUT },
+    CallRule { number: __NR_utimensat, checks: NO_PATH },
+];
+
+const TREE_RIGHTS: u64 = access::READ
+    | access::WRITE_FILE
+    | access::TRUNCATE
+    | access::REMOVE_DIR
+    | access::REMOVE_FILE
+    | access::MAKE_CHAR
+    | access::MAKE_DIR
+    | access::MAKE_REG
+    | access::MAKE_SYM
+    | access::REFER;
+
+/// Confines this process as a decompressor, child of `parent`.
+///
+/// # Errors
+/// The kernel refuses a step.
+pub fn decompressor(parent: Pid) -> Result<(), LockdownError> {
+    let lockdown = Lockdown {
+        standard_kept: 3,
+        descriptors: &[],
+        limits: &LIMITS,
+        run_as: None,
+        child_of: Some(parent),
+        files: &[],
+        calls: &DECOMPRESSING,
+    };
+    lockdown.begin()?;
+    lockdown.finish()
+}
+
+/// Confines this process as an unpacker, child of `parent`, that has its tree and the store open.
+/// `below` opens the trees that it may read, which close again here.
+///
+/// # Errors
+/// The kernel refuses a step, or has no Landlock.
+pub fn unpacker(
+    parent: Pid,
+    store: BorrowedFd<'_>,
+    tree: BorrowedFd<'_>,
+    below: impl FnOnce() -> Result<Vec<OwnedFd>, Errno>,
+) -> Result<(), LockdownError> {
+    let (kept, calls) = ([store, tree], [&DECOMPRESSING[..], &UNPACKING[..]].concat());
+    let lockdown =
+        Lockdown { standard_kept: 3, descriptors: &kept, limits: &LIMITS, run_as: None, child_of: Some(parent), files: &[], calls: &calls };
+    lockdown.begin()?;
+    // After the first half, which closes all that it does not keep.
+    let below = below().map_err(|errno| LockdownError { step: LockdownStep::CloseFiles, errno })?;
+    let mut files = vec![FileRule { directory: tree, rights: TREE_RIGHTS }];
+    files.extend(below.iter().map(|directory| FileRule { directory: directory.as_fd(), rights: access::READ }));
+    Lockdown { files: &files, ..lockdown }.finish()
+}

@@ -1,0 +1,116 @@
+//! Why an image cannot be imported.
+
+use std::{io, path::PathBuf};
+
+use stockade_images::{Digest, ImageError};
+use stockade_sys::Errno;
+
+use crate::{manifest::ManifestError, tar::TarError};
+
+/// Why an image cannot be imported, or the store not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// Of the store.
+    #[error(transparent)]
+    Store(#[from] ImageError),
+    /// Of an index, manifest or configuration.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// Of the archive that has the image.
+    #[error(transparent)]
+    Archive(#[from] TarError),
+    /// The kernel refuses a step.
+    #[error("{verb} {}: {error}", path.display())]
+    Io {
+        /// What was attempted.
+        verb: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        error: io::Error,
+    },
+    /// It is no image that this program knows.
+    #[error("{} is neither an OCI image layout nor an archive of one nor one of `docker save`: it has neither index.json nor manifest.json", .0.display())]
+    NoImage(PathBuf),
+    /// A blob that is not there.
+    #[error("{what} is missing from the image; make the archive or layout again, with all its layers")]
+    Missing {
+        /// Which.
+        what: String,
+    },
+    /// A file of JSON that is too long.
+    #[error("{what} has more than 4 MiB, the most that is read")]
+    TooLong {
+        /// Which.
+        what: String,
+    },
+    /// Bytes that are not those that were promised.
+    #[error("{what} has the digest {found}, and {expected} is promised: the image is damaged or was changed")]
+    Digest {
+        /// Of what.
+        what: String,
+        /// What it has.
+        found: Digest,
+        /// What it should have.
+        expected: Digest,
+    },
+    /// More or fewer bytes than promised.
+    #[error("{what} has {found} bytes, and {expected} are promised: the image is damaged or was changed")]
+    Size {
+        /// Of what.
+        what: String,
+        /// What it has, or one more than promised.
+        found: u64,
+        /// What it should have.
+        expected: u64,
+    },
+    /// It cannot be decompressed.
+    #[error("decompress layer {layer}: {why}")]
+    Decompress {
+        /// Which.
+        layer: Digest,
+        /// Why not.
+        why: String,
+    },
+    /// It cannot be unpacked.
+    #[error("unpack layer {layer}: {why}")]
+    Unpack {
+        /// Which.
+        layer: Digest,
+        /// Why not.
+        why: String,
+    },
+    /// More than allowed.
+    #[error("the image has more than {max} bytes when it is uncompressed; --max-size allows more")]
+    TooLarge {
+        /// The limit in bytes.
+        max: u64,
+    },
+    /// The disk is nearly full.
+    #[error("the file system of {} has less than 256 MiB free, which stay free; make room (`stockade image gc` removes what no image has)", .0.display())]
+    NoRoom(PathBuf),
+    /// Runs hold images.
+    #[error("a run or an import holds images of the store, so no layer is removed; call `stockade image gc` when it has ended")]
+    Held,
+    /// It has no name, and none was given.
+    #[error("the image has no name; give it one with --name")]
+    Unnamed,
+    /// A process could not give up its rights.
+    #[error("an unpacking process could not {0}: {1}; it needs Linux 5.13 or later with `landlock` among its security modules")]
+    Confine(&'static str, Errno),
+}
+
+/// Adds what was attempted, and on what.
+pub trait Attempt<T> {
+    /// The error with both.
+    ///
+    /// # Errors
+    /// The same.
+    fn attempt(self, verb: &'static str, path: impl Into<PathBuf>) -> Result<T, ImportError>;
+}
+
+impl<T, E: Into<io::Error>> Attempt<T> for Result<T, E> {
+    fn attempt(self, verb: &'static str, path: impl Into<PathBuf>) -> Result<T, ImportError> {
+        self.map_err(|error| ImportError::Io { verb, path: path.into(), error: error.into() })
+    }
+}
