@@ -2,6 +2,7 @@
 
 mod bytes;
 mod command_line;
+mod container_images;
 mod images;
 mod logs;
 mod replies;
@@ -34,6 +35,10 @@ pub const TARGETS: &[Target] = &[
     bytes::EVENT,
     bytes::FINDINGS,
     bytes::MODULES,
+    container_images::TAR,
+    container_images::LAYER,
+    container_images::MANIFEST,
+    container_images::COMPRESSED,
     images::IMAGE,
     speech::HELLO,
     speech::HTTP,
@@ -77,7 +82,7 @@ mod tests {
         for target in TARGETS {
             let mut fuzzer = Fuzzer::new(target, None, 1);
             fuzzer.run(std::time::Duration::ZERO);
-            let batches = if target.name == "policy" { 3 } else { 60 };
+            let batches = if ["policy", "layer"].contains(&target.name) { 3 } else { 60 };
             (0..batches).for_each(|_| fuzzer.step());
         }
     }
