@@ -1,18 +1,15 @@
 //! Connections to a service: over a UNIX socket, TCP or TLS, directly or through a proxy.
 //!
 //! One address gets the key: redirects are not followed, and of a UNIX socket the listener is looked
-//! at first. A proxy of the environment is used for other hosts only. Names are resolved by
-//! getent(1), since getaddrinfo would load the host's plug-ins into a static program. An answer's head
+//! at first. Names, authorities and the environment's proxy are the crate `connect`'s. An answer's head
 //! may have 64 KiB, and 60 s may pass without a byte of it: while a run goes on the service sends one
 //! at least every 10 s.
 
 use std::{
-    env,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,11 +18,11 @@ use std::{
 };
 
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
+use stockade_connect::{ConnectError, GetentResolver, proxy, tls, tls_error, words_of};
 use ureq::{
-    Agent, Body, BodyReader, Error, Proxy,
+    Agent, Body, BodyReader, Error,
     config::Config,
     http::{Response, Uri, header},
-    tls::{Certificate, RootCerts, TlsConfig},
     unversioned::{
         resolver::{ResolvedSocketAddrs, Resolver},
         transport::{
@@ -35,18 +32,13 @@ use ureq::{
     },
 };
 
-use crate::{
-    RemoteError, key,
-    server::{Address, is_loopback},
-    warn,
-};
+use crate::{RemoteError, key, server::Address, warn};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Six times the interval at which a service says that it is there.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_HEAD_LEN: usize = 64 << 10;
 const BUFFER_LEN: usize = 64 << 10;
-const GETENT: &str = "/usr/bin/getent";
 
 /// A client of one service, with its key.
 pub struct Client {
@@ -164,7 +156,7 @@ impl Client {
             },
             error => error,
         };
-        let why = words_of(&error);
+        let why = words_of(&error, SILENCE_TIMEOUT);
         if !self.has_connected() || matches!(error, Error::ConnectProxyFailed(_)) {
             return match tls_error(&error) {
                 Some(error @ rustls::Error::InvalidCertificate(_)) => RemoteError::Tls { server, why: error.to_string() },
@@ -180,26 +172,6 @@ impl Client {
             }
             _ => RemoteError::Answer { server, what: why, started: true },
         }
-    }
-}
-
-fn tls_error(error: &Error) -> Option<&rustls::Error> {
-    match error {
-        Error::Rustls(error) => Some(error),
-        Error::Io(error) => error.get_ref()?.downcast_ref(),
-        _ => None,
-    }
-}
-
-fn words_of(error: &Error) -> String {
-    match error {
-        Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => String::from("it closed the connection"),
-        Error::Io(error) => error.to_string(),
-        Error::Timeout(ureq::Timeout::PerRead) => format!("it was silent for {} s", SILENCE_TIMEOUT.as_secs()),
-        Error::Timeout(_) => String::from("it took too long"),
-        Error::LargeResponseHeader(..) => format!("its head has more than {} KiB", MAX_HEAD_LEN >> 10),
-        Error::HostNotFound => String::from("the host has no address"),
-        error => error.to_string(),
     }
 }
 
@@ -228,9 +200,10 @@ fn agent(address: &Address, progress: &Arc<Progress>) -> Result<Agent, RemoteErr
             Ok(Agent::with_parts(builder.proxy(None).build(), connector, NoResolver))
         }
         Address::Http(base) => {
-            let proxy = if address.is_local() { None } else { proxy(base)? };
+            let no_proxy = |error: ConnectError| RemoteError::Unreachable { server: base.to_string(), why: error.to_string() };
+            let proxy = proxy(base).map_err(no_proxy)?;
             let is_tls = base.scheme_str() == Some("https");
-            let builder = if is_tls { builder.tls_config(tls()?) } else { builder };
+            let builder = if is_tls { builder.tls_config(tls(None).map_err(no_authorities)?) } else { builder };
             let tcp = ().chain(ConnectProxyConnector::default()).chain(TcpConnector::default());
             let authority = base.authority().map(|authority| authority.as_str()).unwrap_or_default();
             let connector = tcp.chain(patient).chain(RustlsConnector::default()).chain(noted(authority));
@@ -239,29 +212,8 @@ fn agent(address: &Address, progress: &Arc<Progress>) -> Result<Agent, RemoteErr
     }
 }
 
-/// The environment's proxy for this host.
-fn proxy(base: &Uri) -> Result<Option<Proxy>, RemoteError> {
-    let proxy = Proxy::try_from_env().filter(|proxy| !proxy.is_no_proxy(base));
-    if proxy.as_ref().is_some_and(|proxy| proxy.protocol().to_string().starts_with("SOCKS")) {
-        let why = "the environment names a SOCKS proxy, which is not spoken here: set HTTPS_PROXY, or NO_PROXY for this host";
-        return Err(RemoteError::Unreachable { server: base.to_string(), why: why.to_owned() });
-    }
-    Ok(proxy)
-}
-
-/// Certificates are those of the host, or what SSL_CERT_FILE or SSL_CERT_DIR names.
-fn tls() -> Result<TlsConfig, RemoteError> {
-    let found = rustls_native_certs::load_native_certs();
-    let is_named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].iter().any(|name| env::var_os(name).is_some());
-    if found.certs.is_empty() || (is_named && !found.errors.is_empty()) {
-        let errors: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-        let why = if errors.is_empty() { String::from("this host has none") } else { errors.join("; ") };
-        let place = String::from("a service by https");
-        return Err(RemoteError::Tls { server: place, why: format!("no certificates of authorities: {why}") });
-    }
-    let roots: Vec<Certificate<'static>> = found.certs.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    Ok(TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).unversioned_rustls_crypto_provider(provider).build())
+fn no_authorities(error: ConnectError) -> RemoteError {
+    RemoteError::Tls { server: String::from("a service by https"), why: error.to_string() }
 }
 
 /// Notes that a connection to the service stands, TLS included. One to a proxy is none.
@@ -404,43 +356,8 @@ struct NoResolver;
 
 impl Resolver for NoResolver {
     fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
-        Ok(addresses(self, [IpAddr::V4(Ipv4Addr::UNSPECIFIED)], 0))
+        let mut addresses = self.empty();
+        addresses.push(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+        Ok(addresses)
     }
-}
-
-fn addresses(resolver: &impl Resolver, found: impl IntoIterator<Item = IpAddr>, port: u16) -> ResolvedSocketAddrs {
-    let mut addresses = resolver.empty();
-    found.into_iter().take(8).for_each(|address| addresses.push(SocketAddr::new(address, port)));
-    addresses
-}
-
-/// Asks the host's own getent(1): addresses and `localhost` are known without it.
-#[derive(Debug)]
-struct GetentResolver;
-
-impl Resolver for GetentResolver {
-    fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
-        let host = uri.host().unwrap_or_default();
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let found = match bare.parse() {
-            Ok(address) => vec![address],
-            Err(_) if is_loopback(host) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
-            Err(_) => look_up(bare)?,
-        };
-        if found.is_empty() { Err(Error::HostNotFound) } else { Ok(addresses(self, found, port)) }
-    }
-}
-
-fn look_up(host: &str) -> Result<Vec<IpAddr>, Error> {
-    let asked = Command::new(GETENT).args(["--", "ahosts", host]).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let failed = |error| io::Error::other(format!("{GETENT}, which resolves names, could not be started ({error}); name an IP address"));
-    let answer = asked.map_err(failed)?;
-    let lines = String::from_utf8_lossy(&answer.stdout).into_owned();
-    let streams = lines.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let address = words.next()?.parse().ok()?;
-        (words.next() == Some("STREAM")).then_some(address)
-    });
-    Ok(streams.collect())
 }

@@ -1,7 +1,8 @@
 //! The address of a service, as `--server` has it.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::path::PathBuf;
 
+use stockade_connect::is_loopback;
 use ureq::http::{Uri, uri::Scheme};
 
 use crate::RemoteError;
@@ -70,12 +71,6 @@ impl Address {
     pub fn is_open(&self) -> bool {
         !self.is_local() && matches!(self, Address::Http(base) if base.scheme() == Some(&Scheme::HTTP))
     }
-}
-
-/// Whether a host of a URL is this one.
-pub fn is_loopback(host: &str) -> bool {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 #[cfg(test)]

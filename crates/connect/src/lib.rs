@@ -1,0 +1,192 @@
+//! How the companion programs that speak HTTP reach a server: which authorities vouch for it, by
+//! which proxy it is reached, and which addresses its name has.
+//!
+//! Names are resolved by getent(1), since getaddrinfo would load the host's plug-ins into a static
+//! program. It sends nothing itself, and knows nothing of keys, services and registries.
+#![forbid(unsafe_code)]
+
+use std::{
+    env, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use ureq::{
+    Error, Proxy,
+    config::Config,
+    http::Uri,
+    tls::{Certificate, RootCerts, TlsConfig},
+    unversioned::{
+        resolver::{ResolvedSocketAddrs, Resolver},
+        transport::NextTimeout,
+    },
+};
+
+const GETENT: &str = "/usr/bin/getent";
+/// What may name a proxy.
+const PROXIES: [&str; 6] = ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
+
+/// Why no server can be reached from here.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// There is none that could vouch for a server.
+    #[error("no certificates of authorities: {0}")]
+    NoAuthorities(String),
+    /// The file of a private authority cannot be used.
+    #[error("{}: {why}; name a file with the authority's certificate in PEM", path.display())]
+    Authority {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// What names a proxy is no URL of one.
+    #[error("{0} is no URL of a proxy; write http://HOST:PORT, or unset it")]
+    Proxy(&'static str),
+    /// Only HTTP proxies are spoken to.
+    #[error("the environment names a SOCKS proxy, which is not spoken here: set HTTPS_PROXY, or NO_PROXY for this host")]
+    SocksProxy,
+}
+
+/// Whether a host of a URL is this one.
+pub fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// The environment's proxy for a URL: none for this host, nor for those of `NO_PROXY`.
+///
+/// # Errors
+/// It is none, or of a kind that is not spoken.
+pub fn proxy(url: &Uri) -> Result<Option<Proxy>, ConnectError> {
+    if is_loopback(url.host().unwrap_or_default()) {
+        return Ok(None);
+    }
+    let found = Proxy::try_from_env();
+    let is_set = |name: &&&'static str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    if let (None, Some(name)) = (&found, PROXIES.iter().find(is_set)) {
+        return Err(ConnectError::Proxy(name));
+    }
+    let proxy = found.filter(|proxy| !proxy.is_no_proxy(url));
+    if proxy.as_ref().is_some_and(|proxy| proxy.protocol().to_string().starts_with("SOCKS")) {
+        return Err(ConnectError::SocksProxy);
+    }
+    Ok(proxy)
+}
+
+/// The authorities that may vouch for a server: the host's, or those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names,
+/// and beside them a private one's file.
+///
+/// # Errors
+/// There is none, or a file that was named cannot be used.
+pub fn tls(private: Option<&Path>) -> Result<TlsConfig, ConnectError> {
+    let found = rustls_native_certs::load_native_certs();
+    let words = |errors: &[rustls_native_certs::Error]| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let is_named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].iter().any(|name| env::var_os(name).is_some());
+    let mut authorities = found.certs;
+    if (authorities.is_empty() && private.is_none()) || (is_named && !found.errors.is_empty()) {
+        let why = if found.errors.is_empty() { String::from("this host has none") } else { words(&found.errors) };
+        return Err(ConnectError::NoAuthorities(why));
+    }
+    if let Some(path) = private {
+        let own = rustls_native_certs::load_certs_from_paths(Some(path), None);
+        if !own.errors.is_empty() || own.certs.is_empty() {
+            let why = if own.errors.is_empty() { String::from("it has no certificate") } else { words(&own.errors) };
+            return Err(ConnectError::Authority { path: path.to_owned(), why });
+        }
+        authorities.extend(own.certs);
+    }
+    let roots: Vec<Certificate<'static>> = authorities.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    Ok(TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).unversioned_rustls_crypto_provider(provider).build())
+}
+
+/// What TLS had against a server.
+pub fn tls_error(error: &Error) -> Option<&rustls::Error> {
+    match error {
+        Error::Rustls(error) => Some(error),
+        Error::Io(error) => error.get_ref()?.downcast_ref(),
+        _ => None,
+    }
+}
+
+/// An error of a connection in plain words; `silence` is how long a server may say nothing.
+pub fn words_of(error: &Error, silence: Duration) -> String {
+    match error {
+        Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => String::from("it closed the connection"),
+        Error::Io(error) => error.to_string(),
+        Error::Timeout(ureq::Timeout::PerRead) => format!("it was silent for {} s", silence.as_secs()),
+        Error::Timeout(_) => String::from("it took too long"),
+        Error::LargeResponseHeader(_, most) => format!("its head has more than {} KiB", most >> 10),
+        Error::HostNotFound => String::from("the host has no address"),
+        error => error.to_string(),
+    }
+}
+
+/// Asks the host's own getent(1): addresses and `localhost` are known without it.
+#[derive(Debug)]
+pub struct GetentResolver;
+
+impl Resolver for GetentResolver {
+    fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+        let host = uri.host().unwrap_or_default();
+        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let found = match bare.parse() {
+            Ok(address) => vec![address],
+            Err(_) if is_loopback(host) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            Err(_) => look_up(bare)?,
+        };
+        let mut addresses = self.empty();
+        found.into_iter().take(8).for_each(|address: IpAddr| addresses.push(SocketAddr::new(address, port)));
+        if addresses.is_empty() { Err(Error::HostNotFound) } else { Ok(addresses) }
+    }
+}
+
+fn look_up(host: &str) -> Result<Vec<IpAddr>, Error> {
+    let asked = Command::new(GETENT).args(["--", "ahosts", host]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let failed = |error| io::Error::other(format!("{GETENT}, which resolves names, could not be started ({error}); name an IP address"));
+    let answer = asked.map_err(failed)?;
+    let lines = String::from_utf8_lossy(&answer.stdout).into_owned();
+    let streams = lines.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let address = words.next()?.parse().ok()?;
+        (words.next() == Some("STREAM")).then_some(address)
+    });
+    Ok(streams.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn only_this_hosts_own_addresses_are_loopback() {
+        for (host, is) in [
+            ("localhost", true),
+            ("LOCALHOST", true),
+            ("127.0.0.1", true),
+            ("127.8.0.1", true),
+            ("[::1]", true),
+            ("localhost.example.com", false),
+            ("127.0.0.1.example.com", false),
+            ("10.0.0.1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_loopback(host), is, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_certificate_is_no_authority() {
+        for path in ["/missing/ca.pem", "/etc/passwd"] {
+            let error = tls(Some(Path::new(path))).unwrap_err().to_string();
+            assert!(error.contains(path) || error.contains("no certificates of authorities"), "{error}");
+        }
+    }
+}
