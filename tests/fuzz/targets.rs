@@ -5,6 +5,7 @@ mod command_line;
 mod container_images;
 mod images;
 mod logs;
+mod registry;
 mod replies;
 mod service;
 mod speech;
@@ -49,6 +50,8 @@ pub const TARGETS: &[Target] = &[
     command_line::COMMAND_LINE,
     words::HINTS,
     logs::AUDIT,
+    registry::REFERENCE,
+    registry::CHALLENGE,
     replies::REPLY,
     service::FACADE,
     service::FRAMES,
