@@ -19,6 +19,7 @@ mod faults;
 mod filters;
 mod first_hour;
 mod host_ids;
+mod image_pull;
 mod images_import;
 mod import_hooks;
 mod kernel;

@@ -7,7 +7,7 @@ use std::{
     net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
@@ -21,6 +21,7 @@ use crate::support::{
     leftovers::host_process_with,
     runner::{directory, eventually, test, wait_within},
     timeouts::scaled,
+    tls::{Killed, certificates, tls_proxy},
 };
 
 /// A file with a token that only its owner may read.
@@ -321,16 +322,6 @@ fn no_socket_of_another_user_gets_a_request() {
     }
 }
 
-/// A process that ends with its test.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
-
 test!(Both, events_are_printed_while_the_code_runs);
 fn events_are_printed_while_the_code_runs() {
     let gate = Arc::new(Mutex::new(()));
@@ -512,81 +503,11 @@ fn an_answer_without_end_gets_an_error_and_no_memory() {
     }
 }
 
-/// A certificate authority of this test's own, and a certificate of it for 127.0.0.1. Their files.
-fn certificates() -> [PathBuf; 3] {
-    let at = |name: &str| directory().join(name);
-    let openssl = |words: &[&str]| {
-        let done = Command::new("openssl").args(words).current_dir(directory()).output().unwrap();
-        assert!(done.status.success(), "{}", both_streams(&done));
-    };
-    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj"];
-    openssl(&[&new[..], &["/CN=test authority", "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem"]].concat());
-    openssl(&[&new[..], &["/CN=test", "-keyout", "own.key", "-out", "own.csr"]].concat());
-    fs::write(at("own.ext"), "subjectAltName = IP:127.0.0.1\n").unwrap();
-    openssl(&[
-        "x509",
-        "-req",
-        "-in",
-        "own.csr",
-        "-CA",
-        "ca.pem",
-        "-CAkey",
-        "ca.key",
-        "-CAcreateserial",
-        "-days",
-        "2",
-        "-extfile",
-        "own.ext",
-        "-out",
-        "own.pem",
-    ]);
-    [at("ca.pem"), at("own.pem"), at("own.key")]
-}
-
-/// A proxy with TLS before a service: what it is for is all that it does.
-const PROXY: &str = r#"
-import socket, ssl, sys, threading
-certificate, key, to = sys.argv[1], sys.argv[2], int(sys.argv[3])
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(certificate, key)
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-def copy(one, other):
-    try:
-        while data := one.recv(65536):
-            other.sendall(data)
-    except OSError:
-        pass
-    for end in (one, other):
-        try:
-            end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-def serve(plain):
-    try:
-        inside = context.wrap_socket(plain, server_side=True)
-    except OSError:
-        return
-    behind = socket.create_connection(("127.0.0.1", to))
-    threading.Thread(target=copy, args=(inside, behind), daemon=True).start()
-    copy(behind, inside)
-while True:
-    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"#;
-
-fn proxy(certificate: &Path, key: &Path, to: u16) -> (Killed, u16) {
-    let words = ["-c", PROXY, text(certificate), text(key), &to.to_string()];
-    let mut child = Killed(Command::new("python3").args(words).stdout(Stdio::piped()).spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    (child, line.trim().parse().unwrap())
-}
-
 test!(Both, a_key_goes_by_tls_to_whom_an_authority_vouches_for, needs [Program("openssl"), Program("python3")]);
 fn a_key_goes_by_tls_to_whom_an_authority_vouches_for() {
     let [authority, certificate, key] = certificates();
     let server = Server::saying(events(&[accepted(), result("1\n")]));
-    let (_proxy, port) = proxy(&certificate, &key, server.port);
+    let (_proxy, port) = tls_proxy(&certificate, &key, server.port);
     let asked = |url: &str, roots: &Path| {
         let mut command = command(url, &[]);
         command.env("SSL_CERT_FILE", roots).env("HTTPS_PROXY", "http://192.0.2.1:1");

@@ -125,6 +125,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("runtimes", "--prompt", "--policy data-science --json"),
     ("templates ls", "", "--policy data-science --json"),
     ("image import", "python.tar --name python:3.13", "./layout --ref v2 --platform linux/arm64"),
+    ("image pull", "python:3.13-slim", "localhost:5000/tools:1 --name tools"),
     ("image ls", "", "--json"),
     ("image inspect", "python:3.13", "python:3.13 | jq .env"),
     ("image verify", "", "python:3.13"),
@@ -769,6 +770,38 @@ pub(crate) enum Image {
         /// The most that it may have when it is uncompressed; 16g otherwise
         #[arg(long, value_name = "SIZE", value_parser = size)]
         max_size: Option<u64>,
+    },
+    /// Bring in an image from a registry
+    ///
+    /// A tag is resolved once; prints NAME@DIGEST. A registry is asked by https, one of this host by
+    /// plain HTTP unless --ca is given. Proxies are those of HTTPS_PROXY and NO_PROXY.
+    Pull {
+        /// The image: [HOST/]NAME[:TAG][@sha256:DIGEST]; of Docker Hub where no host is named
+        #[arg(value_name = "REF")]
+        reference: String,
+        /// Its name in the store, in place of REF
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// For which machine, where there are several; linux/amd64 otherwise
+        #[arg(long, value_name = "OS/ARCH", value_parser = platform)]
+        platform: Option<String>,
+        /// The most that it may have when it is uncompressed; 16g otherwise
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        max_size: Option<u64>,
+        /// The file with the password, in the form of docker's config.json
+        ///
+        /// Otherwise a user's own config.json of docker is read; root names the file.
+        #[arg(long, value_name = "FILE", value_parser = path_from_here())]
+        creds_file: Option<PathBuf>,
+        /// The certificate of a private authority, in PEM, beside those of this host
+        #[arg(long, value_name = "FILE", value_parser = path_from_here())]
+        ca: Option<PathBuf>,
+        /// A host that is asked by plain HTTP; it gets no password
+        #[arg(long, value_name = "HOST")]
+        insecure_http: Vec<String>,
+        /// A host of another domain that may get the registry's password for a token
+        #[arg(long, value_name = "HOST")]
+        auth_host: Vec<String>,
     },
     /// List images: name, digest, platform, layers, size and age
     Ls {

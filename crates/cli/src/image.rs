@@ -3,7 +3,10 @@
 //! A companion takes this process's place, which alone links decompressors. Through sudo it is
 //! refused: root's images are the administrator's to choose.
 
-use std::{convert::Infallible, ffi::OsString};
+use std::{
+    convert::Infallible,
+    ffi::{OsStr, OsString},
+};
 
 use anyhow::bail;
 use stockade_engine::caller;
@@ -34,6 +37,17 @@ fn arguments(command: &Image) -> Vec<OsString> {
                 words.extend([option.into(), value.into()]);
             }
             words.extend(max_size.iter().flat_map(|bytes| ["--max-size".into(), bytes.to_string().into()]));
+        }
+        Image::Pull { reference, name, platform, max_size, creds_file, ca, insecure_http, auth_host } => {
+            words.extend(["pull".into(), reference.into()]);
+            let mut option = |name: &str, value: &OsStr| words.extend([name.into(), value.into()]);
+            name.iter().for_each(|name| option("--name", name.as_ref()));
+            platform.iter().for_each(|platform| option("--platform", platform.as_ref()));
+            max_size.iter().for_each(|bytes| option("--max-size", bytes.to_string().as_ref()));
+            creds_file.iter().for_each(|file| option("--creds-file", file.as_ref()));
+            ca.iter().for_each(|file| option("--ca", file.as_ref()));
+            insecure_http.iter().for_each(|host| option("--insecure-http", host.as_ref()));
+            auth_host.iter().for_each(|host| option("--auth-host", host.as_ref()));
         }
         Image::Ls { json } => {
             words.push("ls".into());

@@ -9,6 +9,8 @@ use crate::{import::MAX_SIZE, manifest::Platform};
 pub enum Task {
     /// Bring an image in.
     Import(ImportTask),
+    /// Bring an image in from a registry.
+    Pull(PullTask),
     /// List the images.
     List {
         /// As JSON.
@@ -39,6 +41,21 @@ pub struct ImportTask {
     pub max_size: u64,
 }
 
+/// An image of a registry.
+#[derive(Debug)]
+pub struct PullTask {
+    /// What was asked for.
+    pub reference: String,
+    /// The image's name in the store, if it is another.
+    pub name: Option<String>,
+    /// What it is for.
+    pub platform: Platform,
+    /// The most bytes, uncompressed.
+    pub max_size: u64,
+    /// How the registry is asked.
+    pub options: stockade_registry::Options,
+}
+
 /// The version of the program that became this one, and what it wants. None: another program has
 /// started this.
 pub fn of(mut words: impl Iterator<Item = OsString>) -> Option<(OsString, Task)> {
@@ -53,6 +70,7 @@ pub fn of(mut words: impl Iterator<Item = OsString>) -> Option<(OsString, Task)>
     };
     let task = match command.to_str()? {
         "import" => Task::Import(import_task(&mut words)?),
+        "pull" => Task::Pull(pull_task(&mut words)?),
         "ls" => Task::List { json: words.next().is_some_and(|word| word == "--json") },
         "inspect" => Task::Inspect(words.next()?.into_string().ok()?),
         "verify" => Task::Verify(texts(&mut words)?),
@@ -77,6 +95,27 @@ fn import_task(words: &mut dyn Iterator<Item = OsString>) -> Option<ImportTask> 
             "--ref" => task.reference = Some(value),
             "--platform" => task.platform = Platform::parse(&value)?,
             "--max-size" => task.max_size = value.parse().ok()?,
+            _ => return None,
+        }
+    }
+    Some(task)
+}
+
+fn pull_task(words: &mut dyn Iterator<Item = OsString>) -> Option<PullTask> {
+    let reference = words.next()?.into_string().ok()?;
+    let options = stockade_registry::Options { credentials: stockade_registry::docker_config(), ..Default::default() };
+    let mut task = PullTask { reference, name: None, platform: Platform::host(), max_size: MAX_SIZE, options };
+    while let Some(word) = words.next() {
+        let value = words.next()?;
+        let text = value.to_str().map(str::to_owned);
+        match word.to_str()? {
+            "--name" => task.name = Some(text?),
+            "--platform" => task.platform = Platform::parse(&text?)?,
+            "--max-size" => task.max_size = text?.parse().ok()?,
+            "--creds-file" => task.options.credentials = Some(value.into()),
+            "--ca" => task.options.ca = Some(value.into()),
+            "--insecure-http" => task.options.insecure_http.push(text?),
+            "--auth-host" => task.options.auth_hosts.push(text?),
             _ => return None,
         }
     }

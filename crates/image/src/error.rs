@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use stockade_images::{Digest, ImageError};
+use stockade_registry::{FetchError, ReferenceError};
 use stockade_sys::Errno;
 
 use crate::{manifest::ManifestError, tar::TarError};
@@ -19,6 +20,12 @@ pub enum ImportError {
     /// Of the archive that has the image.
     #[error(transparent)]
     Archive(#[from] TarError),
+    /// Of the name of an image of a registry.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Of a registry.
+    #[error(transparent)]
+    Registry(Box<FetchError>),
     /// The kernel refuses a step.
     #[error("{verb} {}: {error}", path.display())]
     Io {
@@ -98,6 +105,12 @@ pub enum ImportError {
     /// A process could not give up its rights.
     #[error("an unpacking process could not {0}: {1}; it needs Linux 5.13 or later with `landlock` among its security modules")]
     Confine(&'static str, Errno),
+}
+
+impl From<FetchError> for ImportError {
+    fn from(error: FetchError) -> Self {
+        ImportError::Registry(Box::new(error))
+    }
 }
 
 /// Adds what was attempted, and on what.

@@ -13,6 +13,7 @@ pub mod import;
 pub mod layer;
 pub mod manifest;
 pub mod progress;
+pub mod pull;
 pub mod show;
 pub mod source;
 pub mod tar;

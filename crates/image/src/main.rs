@@ -1,6 +1,6 @@
 //! The companion program `stockade-image`: what `stockade image` becomes.
 //!
-//! It alone links decompressors. It starts itself as the confined processes that read layers. As root it
+//! It alone links decompressors and the client of registries. It starts itself as the confined processes that read layers. As root it
 //! changes root's store, else that of the user who runs it; `stockade` has checked that its caller may.
 #![forbid(unsafe_code)]
 
@@ -18,19 +18,21 @@ use rustix::{
 };
 use serde::Serialize;
 use stockade_image::{
-    arguments::{self, ImportTask, Task},
+    arguments::{self, ImportTask, PullTask, Task},
     confine,
     decompress::{BUFFER, decompress},
     error::{Attempt, ImportError},
     import::{self, Imported},
     layer::{self, DECOMPRESS, UNPACK},
+    pull::{self, Pull},
     show,
-    source::{ArchiveFiles, Layout, Source},
+    source::{self, ArchiveFiles, Layout, Source},
     unpack::{Limits, Unpacker},
     writer::Writer,
 };
-use stockade_images::{Dropped, ImageError, Store, default_path};
+use stockade_images::{Dropped, ImageError, Store, check_name, default_path};
 use stockade_protocol::text::{unambiguous, visible};
+use stockade_registry::Reference;
 
 /// Exit status: it could not be done.
 const FAILED: u8 = 125;
@@ -93,6 +95,7 @@ fn run(task: Task) -> Result<(), ImportError> {
     let open = || Store::open(&path, owner.as_raw());
     match task {
         Task::Import(task) => import_image(&Writer::open(&path, owner.as_raw())?, &task),
+        Task::Pull(task) => pull_image(&Writer::open(&path, owner.as_raw())?, task),
         Task::List { json } => {
             let images = match open() {
                 Err(ImageError::NoStore { .. }) => Vec::new(),
@@ -128,6 +131,17 @@ fn import_image(writer: &Writer, task: &ImportTask) -> Result<(), ImportError> {
     let found = source.find(&task.platform, task.reference.as_deref())?;
     let origin = task.from.display().to_string();
     say(&import::import(writer, &found, &source, task.name.as_deref(), &origin, task.max_size)?)
+}
+
+fn pull_image(writer: &Writer, task: PullTask) -> Result<(), ImportError> {
+    raise_descriptors()?;
+    let reference: Reference = task.reference.parse()?;
+    let name = task.name.unwrap_or_else(|| pull::name_of(&task.reference, &reference));
+    // Before anything is asked for.
+    check_name(&name)?;
+    let pull = Pull::resolve(reference, task.options)?;
+    let found = source::find(&pull, &[pull.top()], &task.platform, None)?;
+    say(&import::import(writer, &found, &pull, Some(&name), &pull.origin(), task.max_size)?)
 }
 
 /// A merged tree of many layers is made with a directory of each open, at each depth.

@@ -1,10 +1,11 @@
 //! The companion program `stockade-remote`: what `stockade exec`, `ps` and `kill` become where they
 //! are given `--server`.
 //!
-//! It alone links an HTTP client and TLS. It runs no code here and holds no rights beyond its
-//! caller's: it sends a request to `stockade serve`, and prints what comes back. The key goes to the
-//! address that was named and nowhere else. It believes nothing of an answer but what it is: every
-//! part has a limit, and what is no answer of a service is an error. It sends no request to run code twice.
+//! Beside `stockade-image` it alone links an HTTP client and TLS. It runs no code here and holds no
+//! rights beyond its caller's: it sends a request to `stockade serve`, and prints what comes back. The
+//! key goes to the address that was named and nowhere else. It believes nothing of an answer but what
+//! it is: every part has a limit, and what is no answer of a service is an error. It sends no request
+//! to run code twice.
 #![forbid(unsafe_code)]
 
 mod arguments;
