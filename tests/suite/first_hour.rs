@@ -102,8 +102,10 @@ fn code_comes_from_the_command_line_and_from_stdin() {
     says(&stockade(["run", "-c", "import sys; print(6*7, sys.argv[1:])", "a"]).output().unwrap(), "42 ['a']\n", 0);
     says(&stockade(["run", "--language", "sh", "-c", "echo $0; exit 4"]).output().unwrap(), "/scratch/main.sh\n", 4);
     says(&run_with_stdin(&mut stockade(["run", "-", "b"]), b"import sys; print(sys.argv[1:], sys.stdin.read())"), "['b'] \n", 0);
+    // Its bytes are the interpreter's to judge.
+    says(&run_with_stdin(&mut stockade(["run", "-"]), b"# coding: latin-1\nprint(ascii('\xff'))"), "'\\xff'\n", 0);
     let done = run_with_stdin(&mut stockade(["run", "-"]), b"\xff");
-    assert!(done.status.code() == Some(2) && stderr(&done).contains("UTF-8"), "{}", stderr(&done));
+    assert!(done.status.code() == Some(1) && stderr(&done).contains("Non-UTF-8 code"), "{}", stderr(&done));
 }
 
 test!(Both, limits_of_the_command_line_hold);

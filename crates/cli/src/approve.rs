@@ -54,7 +54,10 @@ fn in_words(waiting: &WaitingApproval, token: &str) -> anyhow::Result<String> {
     };
     let mut out = format!("uid {requester} wants this run as {} under `{}`,\n{place}:\n", shown.language, shown.policy);
     let request = parse_request(shown.request.as_bytes())?;
-    list(&mut out, &request.code, shown.grammar)?;
+    match &request.code {
+        TextOrBase64::Text(code) => list(&mut out, code, shown.grammar)?,
+        code => show_content(&mut out, "code", code, |_| shown.grammar)?,
+    }
     if let Some(stdin) = &request.stdin {
         show_content(&mut out, "stdin", stdin, |_| None)?;
     }

@@ -13,13 +13,14 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
     CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, caller::AwaitedStdin, is_interactive, open_file,
     plan::find_runtime, runs::EntryPoint, with_callers_rights,
 };
 use stockade_policy::model::Runtime;
-use stockade_protocol::{LimitKey, Report, Request, Verdict};
+use stockade_protocol::{Base64, LimitKey, Report, Request, TextOrBase64, Verdict};
 
 use crate::{
     ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args,
@@ -117,17 +118,17 @@ impl Program {
     /// # Errors
     /// The script is not there or cannot be read.
     fn of(run: &args::Run, options: &Options, settings: &RunSettings) -> anyhow::Result<Self> {
-        let request = |code: String, language: Option<String>, filename: Option<String>, args: &[String]| {
+        let request = |code: TextOrBase64, language: Option<String>, filename: Option<String>, args: &[String]| {
             let RunSettings { limits, collect } = settings.clone();
             Program::Code(Box::new(Request { code, language, filename, args: args.to_vec(), limits, collect, ..Request::default() }))
         };
         if let Some(code) = &run.code {
-            return Ok(request(code.clone(), run.language.clone(), None, &run.words));
+            return Ok(request(code.clone().into(), run.language.clone(), None, &run.words));
         }
         let command = || Ok(Program::Command(run.words.clone()));
         let Some((first, arguments)) = run.words.split_first() else { return command() };
         if first == STDIN {
-            let code = text(AwaitedStdin { callers: &options.ends_with }, "the code on stdin")?;
+            let code = script(AwaitedStdin { callers: &options.ends_with }, "the code on stdin")?;
             return Ok(request(code, run.language.clone(), None, arguments));
         }
         let path = Path::new(first);
@@ -156,7 +157,7 @@ impl Program {
             let words = std::iter::once(inside.to_owned()).chain(arguments.iter().cloned()).collect();
             return Ok(Program::Script(language, words));
         }
-        let code = text(file, first)?;
+        let code = script(file, first)?;
         // Beside the files of a host directory the code has a name that nothing else has.
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let name = name.filter(|name| options.scratch.is_none() && !name.starts_with(OWN_PREFIX));
@@ -234,14 +235,18 @@ fn open_script(path: &Path, scratch: Option<&Path>) -> anyhow::Result<(File, Pat
     Ok((file, real))
 }
 
-/// The text of a script, no larger than a request may be.
-fn text(from: impl Read, name: &str) -> anyhow::Result<String> {
+/// A script, no larger than a request may be; in base64 if it is no text, as a module of WebAssembly.
+fn script(from: impl Read, name: &str) -> anyhow::Result<TextOrBase64> {
     let mut bytes = Vec::new();
     from.take(MAX_REQUEST as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {name}"))?;
     if bytes.len() > MAX_REQUEST {
         bail!("{name} is larger than 64 MiB");
     }
-    String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))
+    Ok(match String::from_utf8(bytes) {
+        Ok(text) if !text.contains('\0') => TextOrBase64::Text(text),
+        Ok(text) => TextOrBase64::Base64(Base64 { base64: BASE64_STANDARD.encode(text) }),
+        Err(error) => TextOrBase64::Base64(Base64 { base64: BASE64_STANDARD.encode(error.as_bytes()) }),
+    })
 }
 
 /// Where collected files go.

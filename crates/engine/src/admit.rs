@@ -200,7 +200,7 @@ impl Purpose {
 pub struct Admission<'a> {
     /// The plan.
     pub plan: Plan,
-    program: &'a [u8],
+    program: FileBytes<'a>,
     image: Option<&'static [u8]>,
     memory: Option<Memory>,
     files: Vec<(String, FileBytes<'a>)>,
@@ -284,7 +284,7 @@ impl<'a> Admission<'a> {
         parts.check_writable(&plan)?;
         if plan.program_file.is_none() {
             // Its compiler has read it.
-            parts.program = &[];
+            parts.program = FileBytes::default();
         }
         if let Origin::Template(run) = origin {
             run.adjust(&mut plan);

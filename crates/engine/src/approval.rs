@@ -57,7 +57,7 @@ pub enum ApprovedBy {
 /// What is run, beside policy and scratch.
 #[derive(Serialize)]
 struct BoundFields<'a> {
-    code: &'a str,
+    code: &'a TextOrBase64,
     language: Option<&'a String>,
     /// Left out where there is none, so that a token from before this field stays one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -41,7 +41,7 @@ use stockade_protocol::{AuditRef, Encoding, Report, Request, Verdict};
 use stockade_sys::process::{Turns, take_turns_like_others};
 
 use crate::{
-    LoadedPolicy, Options, Refusal, approval,
+    LoadedPolicy, Options, Refusal, admit, approval,
     caller::{self, Identity},
     policies,
     runs::{self, EntryPoint, RunNote},
@@ -167,7 +167,8 @@ impl<'a> AuditRecorder<'a> {
         let identity = identity.ok();
         let code = match subject {
             AuditSubject::Nothing => Cow::default(),
-            AuditSubject::Request(request) => Cow::Borrowed(request.code.as_bytes()),
+            // What is no base64 is refused for it.
+            AuditSubject::Request(request) => admit::decode(&request.code, "code").unwrap_or_default(),
             AuditSubject::Command(words) => Cow::Owned(words.join("\0").into_bytes()),
         };
         let is_for_another = audit.mode != AuditMode::Off && identity.as_ref().is_some_and(|identity| identity.on_behalf);

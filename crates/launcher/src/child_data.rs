@@ -541,7 +541,7 @@ pub(crate) fn hand_in_job(
     job.place_contents();
     let frame = job.encode();
     let parts = std::iter::once(frame.as_slice())
-        .chain(std::iter::once(inputs.program))
+        .chain(std::iter::once(inputs.program.as_ref()))
         .chain(inputs.files.iter().map(|(_, contents)| contents.as_ref()));
     let mut at = offset;
     for part in parts {

@@ -77,7 +77,7 @@ pub fn is_left_out(layer: stockade_protocol::layer::Layer) -> bool {
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {
     /// The code; empty for a command.
-    pub program: &'a [u8],
+    pub program: Cow<'a, [u8]>,
     /// The program itself, where the plan has an image of one.
     pub image: Option<&'static [u8]>,
     /// The memory image that the program's process writes or comes from.

@@ -107,8 +107,12 @@ impl Session {
     /// Runs a block and gives its result.
     pub(crate) fn run(&self, block: &Block) -> Map<String, Value> {
         let files = block.file.iter().map(|file| (file.clone(), TextOrBase64::Text(block.code.clone())));
-        let request =
-            Request { code: block.code.clone(), language: block.language.clone(), files: BTreeMap::from_iter(files), ..Request::default() };
+        let request = Request {
+            code: block.code.clone().into(),
+            language: block.language.clone(),
+            files: BTreeMap::from_iter(files),
+            ..Request::default()
+        };
         // Where the line cannot be sent, an answer that is already there states why.
         let sent = self.0.send(&Line::Run(Box::new(request)));
         match self.0.answer() {

@@ -112,7 +112,16 @@ impl TryFrom<Execute> for Request {
             }
         }
         let limits = limits.into_iter().map(|(key, value)| (key, LimitValue::Text(value))).collect();
-        Ok(Request { code, language, args, stdin: stdin.map(TextOrBase64::Text), collect, limits, approve, ..Request::default() })
+        Ok(Request {
+            code: code.into(),
+            language,
+            args,
+            stdin: stdin.map(TextOrBase64::Text),
+            collect,
+            limits,
+            approve,
+            ..Request::default()
+        })
     }
 }
 

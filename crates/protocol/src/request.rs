@@ -22,8 +22,8 @@ pub const MAX_REQUEST: usize = 64 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// The program.
-    pub code: String,
+    /// The program; in base64 where it is no text, such as a module of WebAssembly.
+    pub code: TextOrBase64,
     /// Absolute host directory to expose; absent: a private one that vanishes.
     pub scratch: Option<String>,
     /// A runtime that the policy names, or an alias of one.
@@ -99,6 +99,18 @@ pub enum TextOrBase64 {
     Text(String),
     /// The bytes that this base64 encodes.
     Base64(Base64),
+}
+
+impl Default for TextOrBase64 {
+    fn default() -> Self {
+        TextOrBase64::Text(String::new())
+    }
+}
+
+impl From<String> for TextOrBase64 {
+    fn from(text: String) -> Self {
+        TextOrBase64::Text(text)
+    }
 }
 
 /// The program's stdin has the same two forms as a file.

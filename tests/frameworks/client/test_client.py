@@ -166,6 +166,13 @@ def test_files_go_in_and_come_back():
         result.file("other")
 
 
+def test_a_binary_program_is_bytes():
+    assert stockade.run(b"print(6*7)").output == "42\n"
+    # The control: as text a NUL byte is refused.
+    with pytest.raises(stockade.BadRequest, match="NUL"):
+        stockade.run("\0")
+
+
 def test_bytes_are_kept_and_text_is_lossy():
     result = stockade.run("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())", stdin=b"a\xff\x00z")
     assert result.output_bytes == b"a\xff\x00z"

@@ -52,7 +52,9 @@ pub(crate) enum RequestError {
     ReadOnlyScratch(String),
     #[error("the command is empty or holds a NUL byte")]
     Command,
-    #[error("code: a NUL byte cannot stand in a program's text; write it as an escape of the language, such as \\0")]
+    #[error(
+        "code: a NUL byte cannot stand in a program's text; write it as an escape of the language, such as \\0, or send a binary program as {{\"base64\": …}}"
+    )]
     NulInCode,
     #[error("args[{0}]: an argument cannot hold a NUL byte")]
     NulInArgument(usize),
@@ -203,7 +205,7 @@ fn guess(error: &serde_json::Error) -> &'static str {
 /// What goes to the launcher beside the plan.
 #[derive(Default)]
 pub(crate) struct Parts<'a> {
-    pub(super) program: &'a [u8],
+    pub(super) program: FileBytes<'a>,
     pub(super) image: Option<&'static [u8]>,
     pub(crate) files: Vec<(String, FileBytes<'a>)>,
     pub(crate) stdin: StdinBytes<'a>,
@@ -315,7 +317,7 @@ fn check_request<'a>(
     run_request: &mut RunRequest,
     parts: &mut Parts<'a>,
 ) -> Result<(), Refusal> {
-    if request.code.contains('\0') {
+    if matches!(&request.code, TextOrBase64::Text(code) if code.contains('\0')) {
         return Err(RequestError::NulInCode.into());
     }
     if let Some(index) = request.args.iter().position(|argument| argument.contains('\0')) {
@@ -348,7 +350,7 @@ fn check_request<'a>(
         None => request.files.contains_key(&runtime.file_name(MAIN)).then(|| runtime.file_name(&stem)),
     };
     run_request.program = Program::Code { language: request.language.clone(), filename, stem };
-    parts.program = request.code.as_bytes();
+    parts.program = decode(&request.code, "code")?;
     parts.collect = request.collect.clone();
     if let Some(stdin) = &request.stdin {
         parts.stdin = StdinBytes::Bytes(decode(stdin, "stdin")?);

@@ -24,7 +24,7 @@ use stockade_policy::{
     plan::PRIVATE_SCRATCH,
 };
 use stockade_protocol::{
-    Request,
+    Request, TextOrBase64,
     screen::{Grammar, MAX_CODE_LEN, MAX_SOURCES, Rule},
 };
 
@@ -51,11 +51,17 @@ fn scratch<'a>(request: Option<&'a str>, option: Option<&'a Path>) -> &'a str {
 pub(super) fn of_request<'a>(request: &'a Request, policy: &Policy, option: Option<&'a Path>) -> Option<Sources<'a>> {
     let (name, runtime) = runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
     let mut sources = Sources::new(scratch(request.scratch.as_deref(), option).into());
-    match grammar(runtime) {
-        Some(grammar) => sources.add(None, grammar, request.code.as_str().into()),
+    // Of bytes that are no text an interpreter may read another program than the screener.
+    let text: Option<Cow<'a, str>> = match &request.code {
+        TextOrBase64::Text(code) => Some(code.into()),
+        code => admit::decode(code, "code").ok().and_then(|bytes| String::from_utf8(bytes.into_owned()).ok()).map(Cow::from),
+    };
+    let read = grammar(runtime).zip(text.filter(|text| !text.contains('\0')));
+    let run = read.as_ref().map(|(grammar, code)| scripts::of_code(*grammar, code, interpreter(policy))).unwrap_or_default();
+    match read {
+        Some((grammar, code)) => sources.add(None, grammar, code),
         None => sources.know(None, Rule::Language, name.to_owned()),
     }
-    let run = grammar(runtime).map(|grammar| scripts::of_code(grammar, &request.code, interpreter(policy))).unwrap_or_default();
     for (path, content) in &request.files {
         // What is no base64 is refused for it.
         let Ok(bytes) = admit::decode(content, path) else { continue };

@@ -212,7 +212,7 @@ pub(super) fn plan_of_copies(runtime: &str, stem: &str, loaded: &LoadedPolicy, o
 }
 
 fn request_of(runtime: &str) -> Request {
-    Request { language: Some(runtime.to_owned()), code: PROBE.to_owned(), ..Request::default() }
+    Request { language: Some(runtime.to_owned()), code: PROBE.to_owned().into(), ..Request::default() }
 }
 
 /// Makes the template of a runtime in `image`, an empty file, and tries it. `stem`: what the names of

@@ -77,7 +77,7 @@ __all__ = [
 
 @_request.in_help
 def run(
-    code: str,
+    code: str | bytes,
     *,
     policy: str | os.PathLike[str] | None = None,
     scratch: str | os.PathLike[str] | None = None,
@@ -91,7 +91,7 @@ def run(
 
 @_request.in_help
 async def arun(
-    code: str,
+    code: str | bytes,
     *,
     policy: str | os.PathLike[str] | None = None,
     scratch: str | os.PathLike[str] | None = None,

@@ -37,13 +37,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 LOOK = 0.1
 
 
-def encoded(program: str | Mapping[str, Any], options: RunOptions) -> bytes:
+def encoded(program: str | bytes | Mapping[str, Any], options: RunOptions) -> bytes:
     """A line of JSON: the request of a program, with these options where it has none of its own."""
-    if isinstance(program, str):
+    if isinstance(program, (str, bytes)):
         return _request.encode(_request.run(program, options))
     own = dict(program)
     code = own.pop("code", None)
-    if not isinstance(code, str):
+    if not isinstance(code, (str, bytes)):
         raise BadRequest("a program is its code, or a mapping with `code` in it", reason="request_malformed")
     return _request.encode(_request.run(code, cast("RunOptions", {**options, **own})))
 

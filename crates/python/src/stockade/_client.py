@@ -63,7 +63,7 @@ class Client:
     @_request.in_help
     def run(
         self,
-        code: str | Mapping[str, Any],
+        code: str | bytes | Mapping[str, Any],
         *,
         on_stdout: Callable[[str], object] | None = None,
         on_stderr: Callable[[str], object] | None = None,
@@ -80,7 +80,7 @@ class Client:
     def _run(
         self,
         call: Call,
-        code: str | Mapping[str, Any],
+        code: str | bytes | Mapping[str, Any],
         on_stdout: Callable[[str], object] | None,
         on_stderr: Callable[[str], object] | None,
         options: RunOptions,
@@ -263,7 +263,7 @@ class AsyncClient:
     @_request.in_help
     async def run(
         self,
-        code: str | Mapping[str, Any],
+        code: str | bytes | Mapping[str, Any],
         *,
         on_stdout: Callable[[str], object] | None = None,
         on_stderr: Callable[[str], object] | None = None,

@@ -76,7 +76,7 @@ class Configuration:
             line += ["--allow", peer]
         return [*line, *further]
 
-    def _prepare(self, code: str, options: RunOptions) -> tuple[list[str], bytes]:
+    def _prepare(self, code: str | bytes, options: RunOptions) -> tuple[list[str], bytes]:
         _program.require(self.program, "exec")
         fixed: dict[str, object] = {} if self._scratch is None else {"scratch": self._scratch}
         return self.command_line("exec"), _request.encode(_request.run(code, options, **fixed))
@@ -86,7 +86,7 @@ class Stockade(Configuration):
     """Runs code, each time in a new sandbox. Safe to use from several threads."""
 
     @_request.in_help
-    def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+    def run(self, code: str | bytes, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` and returns its result, whatever the code did.
 
         Raises `BadRequest` or `SandboxError` where no sandbox could be set up.
@@ -109,7 +109,7 @@ class AsyncStockade(Configuration):
     """The same for asyncio. Cancelling the task ends the run before the task ends."""
 
     @_request.in_help
-    async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+    async def run(self, code: str | bytes, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` and returns its result, whatever the code did.
 
         Raises `BadRequest` or `SandboxError` where no sandbox could be set up.

@@ -40,7 +40,7 @@ class FileEntry:
     lossy: bool = False
 
 
-def run(code: str, options: _request.RunOptions) -> Operation[Result]:
+def run(code: str | bytes, options: _request.RunOptions) -> Operation[Result]:
     """Runs code in the session's files."""
     answer = yield _request.run(code, options, op="run")
     if answer.get("reason") == "session_ended":

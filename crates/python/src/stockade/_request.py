@@ -74,9 +74,9 @@ def in_help(function: F) -> F:
     return function
 
 
-def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:
+def run(code: str | bytes, options: RunOptions, **fixed: object) -> dict[str, object]:
     """A request as an object; its streams come back in base64, so that no byte is lost."""
-    request: dict[str, Any] = {"code": code, "encoding": "base64", **fixed}
+    request: dict[str, Any] = {"code": content(code), "encoding": "base64", **fixed}
     given: dict[str, Any] = dict(options)
     for name in given:
         if name in _FIXED:

@@ -137,7 +137,7 @@ class Session(_Session):
         self.close()
 
     @_request.in_help
-    def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+    def run(self, code: str | bytes, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` among the session's files and returns its result.
 
         Ctrl-C, or any other early end of the call, ends the run and not the session.
@@ -294,7 +294,7 @@ class AsyncSession(_Session):
         await self.close()
 
     @_request.in_help
-    async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+    async def run(self, code: str | bytes, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` among the session's files and returns its result."""
         return await self._carry_out(_operations.run(code, options))
 

@@ -21,7 +21,7 @@ pub fn request(body: &[u8]) -> Result<Vec<u8>, Invalid> {
     let mut fields = Fields::of(body, &["code", "language", "timeout"])?;
     let (code, language, timeout) = (fields.text("code"), fields.text_or("language", "python"), fields.seconds("timeout", 30.0));
     let limits = BTreeMap::from([(LimitKey::Wall.name().to_owned(), wall(timeout))]);
-    fields.check(Request { code, language: Some(language), limits, ..Request::default() }).map(|request| to_json(&request))
+    fields.check(Request { code: code.into(), language: Some(language), limits, ..Request::default() }).map(|request| to_json(&request))
 }
 
 #[cfg(test)]

@@ -46,7 +46,8 @@ pub fn request(body: &[u8]) -> Result<Vec<u8>, Invalid> {
     let language = LANGUAGES.iter().find(|(theirs, _)| *theirs == language).map_or(language, |(_, ours)| (*ours).to_owned());
     let files = files.into_iter().map(|(path, content)| (path, TextOrBase64::Base64(Base64 { base64: without_blanks(content) }))).collect();
     let compile_limits = BTreeMap::from([(LimitKey::Wall.name().to_owned(), wall(compile_timeout))]);
-    let request = Request { code, language: Some(language), args, stdin, files, collect, limits, compile_limits, ..Request::default() };
+    let request =
+        Request { code: code.into(), language: Some(language), args, stdin, files, collect, limits, compile_limits, ..Request::default() };
     fields.check(request).map(|request| to_json(&request))
 }
 
