@@ -76,7 +76,7 @@ fn an_explanation_says_what_the_plan_does() {
             match entry["make"].as_str().unwrap() {
                 "bind" => {
                     let (path, executable) = (target(), entry["executable"] == true);
-                    let of_runtime = programs.contains(&format!("virtual environment {path},"));
+                    let of_runtime = programs.contains(&format!("environment {path},"));
                     assert!(read.contains(&path) || of_runtime, "{name}: {path} is shown, and not explained");
                     assert_eq!(run.contains(&path) || of_runtime, executable, "{name}: {path}");
                     counted += 1;

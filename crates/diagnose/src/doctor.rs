@@ -22,7 +22,7 @@ use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     grants,
     model::{AuditMode, Degradable, Policy},
-    plan::UserNamespaces,
+    plan::{UserNamespaces, how_made},
 };
 use stockade_protocol::{
     Known, Receipt, Report, Verdict,
@@ -165,7 +165,7 @@ impl<'a> Examiner<'a> {
     fn new(options: &'a Options, loaded: &'a LoadedPolicy, identity: &'a Identity) -> Result<Self, Refusal> {
         let policy = &loaded.policy;
         // First, before anything that could stand in its way; an empty program ends at once.
-        let run = exec(br#"{"code": ""}"#, options);
+        let run = start(&policy.language, policy, options);
         // Held while the probes use the run's host id, so that no other run gets it.
         let record = facts::registry(identity).and_then(|registry| Ok(registry.claim()?));
         let host = facts::read(identity, facts::unique_id(identity, record.as_ref().ok())?, facts::cgroup_facts()?)?;
@@ -495,7 +495,7 @@ impl<'a> Examiner<'a> {
             let run = if is_default {
                 &self.run
             } else {
-                report = self.start(name);
+                report = start(name, self.policy, self.options);
                 &report
             };
             if run.started && run.success || compiler_starts(run) {
@@ -511,11 +511,6 @@ impl<'a> Examiner<'a> {
             finding(&feature, absent_or_missing(is_default), (detail, remedy))
         };
         self.policy.runtimes.iter().map(of).collect()
-    }
-
-    fn start(&self, language: &str) -> Report {
-        let request = serde_json::json!({ "code": "", "language": language });
-        exec(request.to_string().as_bytes(), self.options)
     }
 
     fn run(&self) -> Finding {
@@ -620,6 +615,13 @@ pub fn shortfall(options: &Options) -> Shortfall {
     shortfall
 }
 
+/// Runs a program that does nothing. A module of WebAssembly is not empty even then.
+fn start(language: &str, policy: &Policy, options: &Options) -> Report {
+    let interpreter = stockade_policy::plan::find_runtime(policy, language).map(|(_, runtime)| runtime.interpreter());
+    let code = if interpreter.is_ok_and(|program| program.ends_with("wasmtime")) { "(module)" } else { "" };
+    exec(serde_json::json!({ "code": code, "language": language }).to_string().as_bytes(), options)
+}
+
 fn is_enforced(report: &Report) -> bool {
     !matches!(report.verdict, Verdict::SandboxError | Verdict::BadRequest)
 }
@@ -665,6 +667,9 @@ pub(crate) fn install_hint(program: &Path) -> String {
         "Rscript" => "r-base-core",
         other => other,
     };
+    if let Some(command) = how_made(program) {
+        return format!("make it by {command}");
+    }
     if !program.starts_with("/usr") {
         // No package puts anything there.
         return String::from("make it, or name another by --runtime NAME=PATH");

@@ -140,6 +140,9 @@ console.log(JSON.stringify({ version: process.versions.node, packages }));
 /// The braces end the version where Bash prints its release in brackets.
 const ASK_BASH: &str = r#"printf '{"version": "%s"}\n' "${BASH_VERSION%%(*}""#;
 
+/// A module cannot be empty. It is asked for its version by an option.
+const EMPTY_MODULE: &str = "(module)";
+
 /// How an interpreter is asked, by the name of its program.
 fn question_for(program: &Path) -> Option<&'static str> {
     let name = program.file_name()?.to_str()?;
@@ -147,6 +150,8 @@ fn question_for(program: &Path) -> Option<&'static str> {
         "python" | "pypy" => Some(ASK_PYTHON),
         "node" | "nodejs" => Some(ASK_NODE),
         "bash" => Some(ASK_BASH),
+        "pyodide" => Some(ASK_PYTHON),
+        "wasmtime" => Some(EMPTY_MODULE),
         _ => None,
     }
 }
@@ -179,7 +184,7 @@ fn ask(name: &str, runtime: &Runtime, loaded: &LoadedPolicy, options: &Options) 
     }
     language.available = true;
     language.path = Some(program.to_string_lossy().into_owned());
-    if question.is_some() {
+    if question.is_some_and(|question| question != EMPTY_MODULE) {
         let answer: Answer = report.output.and_then(|output| serde_json::from_str(&output.0).ok()).unwrap_or_default();
         language.version = Some(answer.version).filter(|version| is_plain(version));
         language.packages = answer

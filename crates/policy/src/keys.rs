@@ -186,7 +186,7 @@ pub(crate) const RUNTIME: &[Key] = &[
     may("compile", Kind::Command(check::compile), "compiler and arguments; they hold {file}, and {output}, which the command runs"),
     may("aliases", Kind::Words(check::language), "other names of the language"),
     must("extension", Kind::Text(check::extension), "ending of the code's file name, without the dot"),
-    may("venv", Kind::Text(check::shown), "virtual environment whose interpreter is used"),
+    may("venv", Kind::Text(check::shown), "virtual environment, or another directory, whose bin has the interpreter"),
     may("template", Kind::Text(check::template_or_none), "template that its runs start from in a session; \"none\" for none"),
     may("environment", Kind::Variables, "further variables for this language"),
     may("modules", Kind::Modules, "Python's modules and audit events that are noted or refused while code runs; advice, not a boundary"),

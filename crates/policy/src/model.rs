@@ -155,8 +155,8 @@ pub struct Runtime {
     pub aliases: Vec<String>,
     /// Ending of the code's file name, without the dot.
     pub extension: String,
-    /// A virtual environment, shown read-only; its interpreter takes the place of the
-    /// command's first word.
+    /// A virtual environment, or another directory, shown read-only; the program in its `bin`
+    /// takes the place of the command's first word.
     pub venv: Option<PathBuf>,
     /// The template that its runs start from in a session, a key of `Policy::templates`; none: a
     /// run starts a new interpreter.

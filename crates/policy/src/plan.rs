@@ -32,7 +32,7 @@ pub use commands::COMMANDS;
 use commands::Commands;
 pub use confinement::kernel_memory;
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
-pub use error::PlanError;
+pub use error::{PlanError, how_made};
 use root::plan_root;
 pub use root::{PROC_MASKS, WRITABLE, is_program_directory};
 
@@ -482,7 +482,7 @@ fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, sc
     };
     let (name, runtime) = find_runtime(policy, language)?;
     let interpreter = plan_interpreter(name, runtime, facts, run_request)?;
-    let extra = interpreter_paths(run_request, runtime.venv.as_ref());
+    let extra = interpreter_paths(run_request, runtime.venv.as_ref().filter(|_| !run_request.interpreters.contains_key(name)));
     let Some((filename, stem)) = file else {
         if runtime.compiles() {
             return Err(PlanError::Compiles { runtime: name.to_owned() });

@@ -340,7 +340,7 @@ pub(super) fn other_changes(first: &Policy, second: &Policy) -> Vec<Difference> 
     }
     differ(Area::Runtimes, "language", first.language.clone(), second.language.clone());
     for (name, after) in &second.runtimes {
-        let Some((_, before)) = runtime(first, name) else { continue };
+        let Some((_, before)) = counterpart(first, second, name) else { continue };
         let list = |list: &[String]| if list.is_empty() { String::from("none") } else { list.join(", ") };
         let set =
             |runtime: &Runtime| if runtime.environment.is_empty() { String::from("none") } else { format!("{:?}", runtime.environment) };
@@ -363,10 +363,16 @@ pub(super) fn other_changes(first: &Policy, second: &Policy) -> Vec<Difference> 
     out
 }
 
+/// The runtime of the first policy that goes by this name of the second, and the other way round: a name
+/// that is only another name of a different runtime there makes no pair.
+fn counterpart<'p>(first: &'p Policy, second: &Policy, name: &str) -> Option<(&'p str, &'p Runtime)> {
+    runtime(first, name).filter(|(own, _)| runtime(second, own).is_some_and(|(back, _)| back == name))
+}
+
 /// In what templates differ, of runtimes that have one under both policies.
 fn other_templates(first: &Policy, second: &Policy, out: &mut Vec<Difference>) {
     for name in second.runtimes.keys() {
-        let Some((own, _)) = runtime(first, name) else { continue };
+        let Some((own, _)) = counterpart(first, second, name) else { continue };
         let (Some((before, other)), Some((after, here))) = (first.template_of(own), second.template_of(name)) else { continue };
         let mut add = |key: String, text: String| out.push(Difference::new(Area::Runtimes, key, text));
         if before != after {

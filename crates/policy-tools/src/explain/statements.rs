@@ -113,7 +113,7 @@ fn run(policy: &Policy) -> Statements {
     for (name, runtime) in &policy.runtimes {
         let mut text = format!("language `{name}`: `{}`, in a file that ends in .{}", runtime.command.join(" "), runtime.extension);
         if let Some(venv) = &runtime.venv {
-            text.push_str(&format!(", by the interpreter of the virtual environment {}, which is readable and executable", venv.display()));
+            text.push_str(&format!(", by the interpreter of the environment {}, which is readable and executable", venv.display()));
         }
         out.text(text);
         if runtime.compiles() {

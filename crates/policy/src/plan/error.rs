@@ -2,7 +2,7 @@
 //!
 //! Nothing is decided here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use stockade_protocol::LimitKey;
 
@@ -54,9 +54,11 @@ pub enum PlanError {
     #[error(
         "runtime `{runtime}`: {} is not on this host; {}name another by --runtime {runtime}=PATH{}",
         interpreter.display(),
-        venv.as_ref().map_or(String::from("install it, "), |venv| {
-            format!("make the virtual environment {} (python3 -m venv, and pip install), or ", venv.display())
-        }),
+        match (how_made(interpreter), venv) {
+            (Some(command), _) => format!("make it by {command}, or "),
+            (None, Some(venv)) => format!("make the virtual environment {} (python3 -m venv, and pip install), or ", venv.display()),
+            (None, None) => String::from("install it, "),
+        },
         if venv.is_some() { String::new() } else { format!(", or change `command` under [runtimes.{runtime}]") }
     )]
     InterpreterMissing { runtime: String, interpreter: PathBuf, venv: Option<PathBuf> },
@@ -76,6 +78,14 @@ pub enum PlanError {
     ModulesNotWatchable { runtime: String },
     #[error(transparent)]
     View(#[from] ViewError),
+}
+
+/// The command that makes what the shipped policies show of `/opt/stockade`.
+pub fn how_made(path: &Path) -> Option<String> {
+    let name = path.strip_prefix("/opt/stockade").ok()?.iter().next()?.to_str()?;
+    ["data-science", "wasm", "pyodide"]
+        .contains(&name)
+        .then(|| format!("`sudo /usr/share/stockade/prepare-{name}` (in a clone `sudo scripts/prepare-{name}`)"))
 }
 
 impl PlanError {
