@@ -33,7 +33,7 @@ const NEEDS: [(&str, &str); 9] = [
     ("network", "run against servers of the test bed"),
     ("python-packages", "run by the step frameworks-all, which may use the package index"),
     ("clone", "not run: they build the program, the package or the wheel, or run all tests"),
-    ("root-and-index", "not run: the guest has no package index; the step data-science runs the same script"),
+    ("root-and-index", "not run: the guest has no package index; the steps data-science and webassembly run the same scripts"),
     ("apparmor", "not run: the guest has no apparmor_parser"),
 ];
 

@@ -20,7 +20,7 @@ use crate::support::{
     runner::{directory, test},
 };
 
-const SHIPPED: [&str; 7] = ["default", "strict", "review", "shell", "data-science", "pypi", "blueprint"];
+const SHIPPED: [&str; 9] = ["default", "strict", "review", "shell", "data-science", "pypi", "wasm", "pyodide", "blueprint"];
 
 fn policy(arguments: &[&str]) -> (Output, String, String) {
     let output = stockade([&["policy"], arguments].concat()).output().unwrap();

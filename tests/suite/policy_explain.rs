@@ -61,7 +61,7 @@ fn an_explanation_begins_with_what_the_policy_changes() {
 test!(Both, an_explanation_says_what_the_plan_does);
 fn an_explanation_says_what_the_plan_does() {
     // Without a cgroup, which an ordinary user may lack, `strict` has no plan.
-    let names = ["default", "review", "shell", "pypi", "blueprint", "data-science", "strict"];
+    let names = ["default", "review", "shell", "pypi", "blueprint", "data-science", "wasm", "pyodide", "strict"];
     for name in names.into_iter().filter(|name| is_root() || *name != "strict") {
         let plan = parsed(&{
             let output = stockade(["run", "--policy", name, "--dry-run", "--json", "--", "true"]).output().unwrap();

@@ -29,6 +29,10 @@ pub enum Need {
     Program(&'static str),
     /// The environment that `scripts/prepare-data-science` makes.
     DataScience,
+    /// What `scripts/prepare-wasm` makes.
+    Wasm,
+    /// What `scripts/prepare-pyodide` makes.
+    Pyodide,
     /// Two CPUs or more.
     TwoCpus,
     /// A host that systemd runs; for an ordinary user their own manager.
@@ -61,6 +65,10 @@ pub fn reason_to_skip(who: Who, needs: &[Need]) -> Option<String> {
         Need::Program(name) if find_program(name).is_none() => Some(format!("{name} is not installed")),
         Need::DataScience if !Path::new("/opt/stockade/data-science/bin/python3").exists() => {
             Some(String::from("scripts/prepare-data-science has not been run"))
+        }
+        Need::Wasm if !Path::new("/opt/stockade/wasm/bin/wasmtime").exists() => Some(String::from("scripts/prepare-wasm has not been run")),
+        Need::Pyodide if !Path::new("/opt/stockade/pyodide/bin/pyodide").exists() => {
+            Some(String::from("scripts/prepare-pyodide has not been run"))
         }
         Need::TwoCpus if thread::available_parallelism().map_or(1, usize::from) < 2 => Some(String::from("one CPU only")),
         Need::Systemd if !systemd_answers() => Some(String::from("no systemd to ask for a unit")),

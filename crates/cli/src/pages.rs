@@ -10,6 +10,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("reasons", "what each `reason` of a result means, and what to do", include_str!("../help/reasons.md")),
     ("policies", "what a policy is and what its keys mean", include_str!("../help/policies.md")),
     ("tighten", "how to restrict code further", include_str!("../help/tighten.md")),
+    ("webassembly", "modules of WebAssembly, and Python by Pyodide", include_str!("../help/webassembly.md")),
     ("network", "which hosts code may reach", include_str!("../help/network.md")),
     ("screening", "what is found in code before it runs", include_str!("../help/screening.md")),
     ("approval", "code that waits for a person", include_str!("../help/approval.md")),

@@ -11,6 +11,8 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("shell", include_str!("../../../policies/shell.toml")),
     ("data-science", include_str!("../../../policies/data-science.toml")),
     ("pypi", include_str!("../../../policies/pypi.toml")),
+    ("wasm", include_str!("../../../policies/wasm.toml")),
+    ("pyodide", include_str!("../../../policies/pyodide.toml")),
     ("blueprint", include_str!("../../../policies/blueprint.toml")),
 ];
 

@@ -12,7 +12,7 @@ use stockade_policy::{
     filter::Filters,
     load_shipped,
     model::{Degradable, Policy},
-    plan::{HostScratch, Plan, PlanError, Program, Protection, RootEntry, RunRequest, RunStep, UserNamespaces, plan},
+    plan::{HostScratch, Interpreter, Plan, PlanError, Program, Protection, RootEntry, RunRequest, RunStep, UserNamespaces, plan},
     whitelist::Whitelist,
 };
 use stockade_protocol::{LimitKey, screen::Action};
@@ -239,6 +239,24 @@ fn a_compiler_and_its_program_are_planned_apart_and_share_what_they_write() {
     refused(planned(&policy, &facts, &request(Some(RunStep::Compile))), "interpreter_missing", false);
     let alone = RunRequest { program: Program::Interpreter { runtime: String::from("bash") }, ..RunRequest::default() };
     refused(planned(&policy, &facts, &alone), "runtime_compiles", true);
+}
+
+#[test]
+fn what_a_shipped_policy_lacks_is_refused_with_the_command_that_makes_it() {
+    for name in ["data-science", "wasm", "pyodide"] {
+        let (policy, mut facts) = (load_shipped(name).unwrap(), facts(true));
+        let refusal = planned(&policy, &facts, &code()).unwrap_err();
+        let command = format!("make it by `sudo /usr/share/stockade/prepare-{name}` ");
+        assert!(refusal.reason() == "interpreter_missing" && refusal.to_string().contains(&command), "{refusal}");
+        // Another one in its place needs nothing of it.
+        let program = PathBuf::from("/srv/own/bin/other");
+        facts.paths.insert(program.clone(), PathKind::File);
+        facts.paths.insert(PathBuf::from("/srv/own"), PathKind::Directory);
+        let own = Interpreter { program, read_only: vec![PathBuf::from("/srv/own")] };
+        let interpreters = BTreeMap::from([(policy.language.clone(), own)]);
+        let plan = planned(&policy, &facts, &RunRequest { interpreters, ..code() }).unwrap();
+        assert_eq!(plan.argv[0], "/srv/own/bin/other");
+    }
 }
 
 #[test]
