@@ -21,7 +21,7 @@ const READ_ONLY: &[&str] = &["mounts", "landlock"];
 const FIXED: Expected = Expected::Errno(&[EROFS, EACCES]);
 
 pub(super) fn attacks(fixture: &Fixture) -> Vec<Attack> {
-    let mut all = creating();
+    let mut all = creating(fixture);
     all.extend(changing(fixture));
     all.extend(through_proc(fixture));
     all.extend(masked(fixture));
@@ -30,9 +30,13 @@ pub(super) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     all
 }
 
-fn creating() -> Vec<Attack> {
+fn creating(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    for directory in ["", "/usr", "/usr/bin", "/usr/lib", "/usr/local/bin", "/etc", "/dev", "/home", "/sys", "/bin", "/lib"] {
+    // An image may lack some.
+    let is_there = |directory: &&str| directory.is_empty() || fixture.has(directory);
+    for directory in
+        ["", "/usr", "/usr/bin", "/usr/lib", "/usr/local/bin", "/etc", "/dev", "/home", "/sys", "/bin", "/lib"].into_iter().filter(is_there)
+    {
         let path = format!("{directory}/stockade-probe");
         all.push(Attack::new(
             CLASS,
@@ -50,7 +54,7 @@ fn creating() -> Vec<Attack> {
     };
     let others = [("make a directory", MAKE_DIRECTORY), ("make a symbolic link", MAKE_LINK), ("make a fifo", make_fifo)];
     for (kind, (what, make)) in others.into_iter().enumerate() {
-        for (place, directory) in ["", "/etc", "/usr"].into_iter().enumerate() {
+        for (place, directory) in ["", "/etc", "/usr"].into_iter().filter(is_there).enumerate() {
             all.push(Attack::new(
                 CLASS,
                 format!("{what} in {}", if directory.is_empty() { "/" } else { directory }),
@@ -245,7 +249,7 @@ fn mount_flags(fixture: &Fixture) -> Vec<Attack> {
         })
     };
     let mut places: Vec<String> = fixture.plan.writable_mounts().iter().map(|path| path.to_string_lossy().into_owned()).collect();
-    places.extend(["/", "/usr", "/proc"].map(String::from));
+    places.extend(["/", "/usr", "/proc"].into_iter().filter(|place| fixture.has(place)).map(String::from));
     places
         .into_iter()
         .map(|path| {
