@@ -80,7 +80,6 @@ const GUESSED: &[(&[&str], &str)] = &[
         &["--volume", "-v", "--mount", "--bind"],
         "`-C DIR` shows one directory; a policy for `--policy FILE` shows others ([filesystem] read_only)",
     ),
-    (&["--image"], "code sees programs of this host, and no image; `--runtime NAME=PATH` takes another interpreter"),
 ];
 
 /// An error with a remedy in place of options that only look alike.
@@ -333,6 +332,10 @@ pub(crate) struct Sandbox {
     /// An interpreter in place of the policy's, with its virtual environment read-only
     #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
     pub(crate) runtimes: Vec<(String, PathBuf)>,
+    /// Image whose files are the root, by name or digest, of those that the policy allows; a request may
+    /// name another
+    #[arg(long, value_name = "IMAGE", conflicts_with = "runtimes")]
+    pub(crate) image: Option<String>,
     /// Let the code reach this peer too, such as `pypi.org:443`; may be repeated
     ///
     /// Not through sudo or a socket, where the policy alone decides. The result lists it.
@@ -356,8 +359,9 @@ impl Sandbox {
             ["--runtime".into(), pair]
         });
         let allow = self.allow.iter().flat_map(|rule| ["--allow".into(), rule.to_string().into()]);
+        let image = self.image.iter().flat_map(|image| ["--image".into(), image.into()]);
         let outlive = self.outlive_caller.then(|| "--outlive-caller".into());
-        policy.chain(scratch).chain(runtimes).chain(allow).chain(outlive).collect()
+        policy.chain(scratch).chain(runtimes).chain(image).chain(allow).chain(outlive).collect()
     }
 }
 
@@ -414,13 +418,13 @@ pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) plan: DryRun,
     /// Send the request to the server on this socket; the socket's name selects the policy
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "allow", "outlive_caller", "dry_run"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "image", "allow", "outlive_caller", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
     /// Send the request to a service: `unix:PATH`, `http://HOST:PORT` or `https://HOST`
     ///
     /// The policy is one of its key's. The variable STOCKADE_KEY_FILE names the file that has the key's
     /// token, and that others cannot read. Needs the companion program stockade-remote.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["scratch", "runtimes", "allow", "dry_run", "socket", "approve", "markdown"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["scratch", "runtimes", "image", "allow", "dry_run", "socket", "approve", "markdown"])]
     pub(crate) server: Option<String>,
     /// With --server: print events while the code runs, one JSON object a line; the last has the result
     ///
@@ -579,8 +583,9 @@ pub(crate) struct Run {
     /// Say nothing of missing layers, refusals and collected files
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// A script, `-` for code on stdin, or a command; then its arguments
-    #[arg(required_unless_present = "code", trailing_var_arg = true, value_name = "SCRIPT|COMMAND")]
+    /// A script, `-` for code on stdin, or a command; then its arguments. With --image it may be left
+    /// out: the image's own command runs
+    #[arg(required_unless_present_any = ["code", "image"], trailing_var_arg = true, value_name = "SCRIPT|COMMAND")]
     pub(crate) words: Vec<String>,
 }
 
@@ -698,6 +703,9 @@ impl ShimExec {
 pub(crate) struct Runtimes {
     #[command(flatten)]
     pub(crate) policy: PolicyChoice,
+    /// The image that is looked at in place of the host, by name or digest
+    #[arg(long, value_name = "IMAGE", conflicts_with = "runtimes")]
+    pub(crate) image: Option<String>,
     /// Print JSON
     #[arg(long, conflicts_with = "prompt")]
     pub(crate) json: bool,

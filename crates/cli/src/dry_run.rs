@@ -101,6 +101,10 @@ fn describe_entry(entry: &RootEntry) -> String {
         RootEntry::Link { target, to } => format!("symlink   /{} -> {}", target.display(), to.display()),
         RootEntry::File { target, text, .. } if text.is_empty() => format!("file      /{} (mount point)", target.display()),
         RootEntry::File { target, .. } => format!("file      /{}", target.display()),
+        RootEntry::Image { layers, writable } => {
+            let layers: Vec<String> = layers.iter().rev().map(|layer| layer.display().to_string()).collect();
+            format!("image     / {}, below the above: {}", if *writable { "writable" } else { "read-only" }, layers.join(" "))
+        }
         RootEntry::Bind { source, executable, .. } => {
             format!("bind      {} read-only{}", source.display(), if *executable { "" } else { ", noexec" })
         }

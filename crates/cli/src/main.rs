@@ -182,6 +182,7 @@ impl From<&Sandbox> for Options {
             policy: sandbox.policy.clone(),
             scratch: sandbox.scratch.clone(),
             interpreters: sandbox.runtimes.clone(),
+            image: sandbox.image.clone(),
             allow: sandbox.allow.clone(),
             ends_with: if sandbox.outlive_caller { Arc::default() } else { waiting().into() },
             ..Options::default()

@@ -141,7 +141,7 @@ impl Program {
         let Ok(is_file) = with_callers_rights(|| path.is_file()) else { return command() };
         if !is_file && run.language.is_none() {
             // A scratch may hold one, and PATH has programs with the ending of a script.
-            if options.scratch.is_some() || is_on_path(first, options)? {
+            if options.scratch.is_some() || options.image.is_some() || is_on_path(first, options)? {
                 return command();
             }
             bail!("there is no file {first}{}", if path.is_absolute() { "" } else { " in this directory" });

@@ -15,13 +15,14 @@ use crate::{
 };
 
 pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
-    let inventory = match take(&Options { via: Some(EntryPoint::Runtimes), ..Options::from(&runtimes.policy) }) {
-        Ok(inventory) => inventory,
-        Err(refusal) => {
-            warn(&format!("stockade: {refusal}"));
-            return Ok(ExitCode::from(if refusal.verdict == Verdict::BadRequest { crate::USAGE_ERROR } else { crate::SANDBOX_ERROR }));
-        }
-    };
+    let inventory =
+        match take(&Options { image: runtimes.image.clone(), via: Some(EntryPoint::Runtimes), ..Options::from(&runtimes.policy) }) {
+            Ok(inventory) => inventory,
+            Err(refusal) => {
+                warn(&format!("stockade: {refusal}"));
+                return Ok(ExitCode::from(if refusal.verdict == Verdict::BadRequest { crate::USAGE_ERROR } else { crate::SANDBOX_ERROR }));
+            }
+        };
     if runtimes.json {
         print_json(&inventory)?;
     } else if runtimes.prompt {
@@ -42,7 +43,8 @@ type Text = Result<String, std::fmt::Error>;
 
 fn table(inventory: &Inventory) -> Text {
     let mut out = String::new();
-    writeln!(out, "policy {}\n", inventory.policy)?;
+    let image = inventory.image.as_ref().map(|image| format!(", image {image}")).unwrap_or_default();
+    writeln!(out, "policy {}{image}\n", inventory.policy)?;
     let name_width = width(inventory, |language| &language.name).max("LANGUAGE".len());
     let version_width = width(inventory, |language| language.version.as_deref().unwrap_or_default()).max("VERSION".len());
     let path_width = width(inventory, |language| language.path.as_deref().unwrap_or_default()).max("INTERPRETER".len());

@@ -22,7 +22,7 @@ use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     grants,
     model::{AuditMode, Degradable, Policy},
-    plan::{UserNamespaces, how_made},
+    plan::{UserNamespaces, how_made, is_in_image},
 };
 use stockade_protocol::{
     Known, Receipt, Report, Verdict,
@@ -31,7 +31,9 @@ use stockade_protocol::{
 
 use probe::{Ids, Probe};
 use stockade_engine::{
-    LoadedPolicy, Options, Refusal, audit,
+    LoadedPolicy, Options, Refusal,
+    admit::{ImageStatus, look_at_images, program_of},
+    audit,
     caller::{self, Identity},
     exec, facts, load_policy, lookup_context, run_captured,
     screen::ScreeningJob,
@@ -203,6 +205,7 @@ impl<'a> Examiner<'a> {
         found.push(self.registry());
         found.push(self.audit());
         found.extend(self.runtimes());
+        found.push(self.images());
         let screener = screener(self.policy, self.identity.privileged);
         examination.enforceable &= screener.state != State::Missing;
         found.push(screener);
@@ -240,10 +243,54 @@ impl<'a> Examiner<'a> {
         if self.may_degrade(layer) { State::Degraded } else { State::Missing }
     }
 
+    /// Which images runs may have, and which languages each can start.
+    fn images(&self) -> Finding {
+        const MAX_LISTED: usize = 8;
+        let filesystem = &self.policy.filesystem;
+        let state = if filesystem.root.image.is_some() { State::Missing } else { State::Absent };
+        if filesystem.images.is_empty() && filesystem.root.image.is_none() {
+            let remedy = "name some by `images` under [filesystem]";
+            return finding("images", State::Absent, (String::from("the policy lets no run have one"), Some(remedy.to_owned())));
+        }
+        let overlay = self.inside("images", "overlay with `userxattr`", || probe::overlay(self.ids));
+        if overlay.state != State::Ok {
+            let remedy = "runs need it that have an image as their root: load the module `overlay`, of Linux 5.11 or later";
+            return finding("images", state, (overlay.detail, Some(remedy.to_owned())));
+        }
+        let (store, images) = match look_at_images(self.policy, self.identity) {
+            Ok(found) => found,
+            Err(error) => return finding("images", state, split(&error.to_string())),
+        };
+        if images.is_empty() {
+            let remedy = "`stockade image import FILE` adds one";
+            return finding("images", state, (format!("none that the policy allows in {}", store.display()), Some(remedy.to_owned())));
+        }
+        let words = |image: &ImageStatus| {
+            let missing: Vec<&str> =
+                self.policy.runtimes.keys().filter(|name| !image.programs.contains_key(*name)).map(String::as_str).collect();
+            let has: Vec<&str> = image.programs.keys().map(String::as_str).collect();
+            let languages = match (has.as_slice(), missing.as_slice()) {
+                ([], _) => String::from("none of the policy's languages"),
+                (has, []) => has.join(", "),
+                (has, missing) => format!("{}, without {}", has.join(", "), missing.join(", ")),
+            };
+            format!("{} ({})", image.title, image.problem.as_ref().unwrap_or(&languages))
+        };
+        let mut listed: Vec<String> = images.iter().take(MAX_LISTED).map(words).collect();
+        listed.extend(images.len().checked_sub(MAX_LISTED + 1).map(|more| format!("{} more", more + 1)));
+        fine("images", format!("{} in {}: {}", images.len(), store.display(), listed.join("; ")))
+    }
+
     fn paths(&self) -> Finding {
         let filesystem = &self.policy.filesystem;
+        let is_shown = |path: &&PathBuf| filesystem.root.image.is_none() || !is_in_image(path);
         let gone = |paths: &[PathBuf]| {
-            paths.iter().filter(|path| fs::metadata(path).is_err()).map(|path| path.display().to_string()).collect::<Vec<_>>()
+            paths
+                .iter()
+                .filter(is_shown)
+                .filter(|path| fs::metadata(path).is_err())
+                .map(|path| path.display().to_string())
+                .collect::<Vec<_>>()
         };
         let required = gone(&filesystem.read_only);
         if !required.is_empty() {
@@ -251,7 +298,7 @@ impl<'a> Examiner<'a> {
             return missing("paths", (format!("not on this host: {}", required.join(" ")), Some(remedy.to_owned())));
         }
         let optional = gone(&filesystem.read_only_optional);
-        let all = filesystem.read_only.len() + filesystem.read_only_optional.len() - optional.len();
+        let all = filesystem.read_only.iter().chain(&filesystem.read_only_optional).filter(is_shown).count() - optional.len();
         let without = if optional.is_empty() { String::new() } else { format!("; left out, as the policy allows: {}", optional.join(" ")) };
         fine("paths", format!("{all} paths of the host are shown read-only{without}"))
     }
@@ -484,8 +531,10 @@ impl<'a> Examiner<'a> {
             let feature = format!("runtime {name}");
             let is_default =
                 stockade_policy::plan::find_runtime(self.policy, &self.policy.language).is_ok_and(|(default, _)| default == name);
-            let program = interpreter_of(name, runtime, self.options);
-            if others_fault {
+            let of_image = program_of(runtime, self.policy, self.options).ok().flatten();
+            let is_of_host = self.policy.filesystem.root.image.is_none();
+            let program = of_image.unwrap_or_else(|| interpreter_of(name, runtime, self.options));
+            if others_fault && is_of_host {
                 let there = program.is_file();
                 let state = if there { State::Ok } else { absent_or_missing(is_default) };
                 let detail = format!("{} is {}on this host; not tested (no sandbox)", program.display(), if there { "" } else { "not " });
@@ -505,7 +554,7 @@ impl<'a> Examiner<'a> {
                 return finding(&feature, State::Absent, (how_it_ended(&program, run), None));
             }
             let (detail, mut remedy) = split(&run.error.0);
-            if run.reason.as_deref() == Some("interpreter_missing") && runtime.venv.is_none() {
+            if run.reason.as_deref() == Some("interpreter_missing") && runtime.venv.is_none() && is_of_host {
                 remedy = Some(install_hint(&program));
             }
             finding(&feature, absent_or_missing(is_default), (detail, remedy))

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use stockade_policy::model::{Policy, Runtime};
 use stockade_protocol::{Limits, Report, Verdict};
 
-use stockade_engine::{LoadedPolicy, Options, Refusal, exec, load_policy, run_captured};
+use stockade_engine::{LoadedPolicy, Options, Refusal, admit::program_of, exec, load_policy, run_captured};
 
 use crate::doctor;
 
@@ -52,6 +52,9 @@ pub struct Inventory {
     pub schema: u32,
     /// The policy's name.
     pub policy: String,
+    /// The image whose languages these are; null: the host's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// Its languages.
     pub runtimes: Vec<Language>,
     /// The default limits of a run.
@@ -82,12 +85,18 @@ pub fn take(options: &Options) -> Result<Inventory, Refusal> {
     Ok(Inventory {
         schema: 1,
         policy: policy.name.clone(),
+        image: image_of(policy, options).cloned(),
         runtimes,
         limits: policy.limits.clone(),
         writable: policy.scratch.access == stockade_policy::model::Access::Rw,
         home_in_scratch: policy.scratch.home,
         network: policy.egress.whitelist.clone().into(),
     })
+}
+
+/// The image that the runs have.
+fn image_of<'a>(policy: &'a Policy, options: &'a Options) -> Option<&'a String> {
+    options.image.as_ref().or(policy.filesystem.root.image.as_ref())
 }
 
 /// What an interpreter says of itself.
@@ -169,13 +178,14 @@ fn ask(name: &str, runtime: &Runtime, loaded: &LoadedPolicy, options: &Options) 
         packages: Vec::new(),
         reason: None,
     };
-    let program = doctor::interpreter_of(name, runtime, options);
+    let of_image = program_of(runtime, policy, options)?;
+    let program = of_image.unwrap_or_else(|| doctor::interpreter_of(name, runtime, options));
     let question = question_for(&program);
     let request = serde_json::json!({ "code": question.unwrap_or_default(), "language": name });
     let report = exec(request.to_string().as_bytes(), options);
     let is_refused = doctor::compiler_starts(&report);
     if !report.started && !is_refused {
-        language.reason = Some(why_not(&report, &program, runtime)?);
+        language.reason = Some(why_not(&report, &program, runtime, image_of(policy, options).is_none())?);
         return Ok(language);
     }
     if !report.success && !is_refused {
@@ -205,12 +215,12 @@ fn is_plain(text: &str) -> bool {
 }
 
 /// Why a language did not start, where that is its own fault.
-fn why_not(report: &Report, program: &Path, runtime: &Runtime) -> Result<String, Refusal> {
+fn why_not(report: &Report, program: &Path, runtime: &Runtime, is_of_host: bool) -> Result<String, Refusal> {
     let message = report.error.0.clone();
     // An option of the caller's is refused for every language alike.
     let reason = report.reason.as_deref();
     match reason.filter(|_| report.verdict == Verdict::SandboxError) {
-        Some("interpreter_missing") if runtime.venv.is_none() => {
+        Some("interpreter_missing") if runtime.venv.is_none() && is_of_host => {
             Ok(format!("{} is not on this host: {}", program.display(), doctor::install_hint(program)))
         }
         Some("interpreter_missing" | "program_not_started") => Ok(message),

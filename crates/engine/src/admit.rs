@@ -6,6 +6,7 @@
 //! refusal names the field, what is wrong with it and how to fix it. No code is started here.
 
 mod host_view;
+pub(crate) mod image_root;
 mod inspect;
 mod interpreters;
 mod prefixes;
@@ -15,6 +16,7 @@ mod sandbox;
 
 use std::{
     collections::BTreeMap,
+    fs::File,
     path::{Path, PathBuf},
 };
 
@@ -35,6 +37,7 @@ use crate::{
     template::TemplateRun,
 };
 use host_view::{HostQuery, HostView};
+pub use image_root::{ImageStatus, look_at_images, program_of};
 use request::well_formed;
 pub(crate) use request::{Parts, check_relative, parse_limits};
 pub use request::{decode, parse_request, random_bytes, read_request, unique_stem};
@@ -214,6 +217,8 @@ pub struct Admission<'a> {
     unswept: bool,
     state: Option<&'a SessionState>,
     purpose: Purpose,
+    /// The lock of the image that is its root.
+    held: Vec<File>,
     /// What was seen of the host, for a sandbox that is prepared.
     pub(crate) seen: PathIds,
     /// Why no interpreter waits for the program, if none does.
@@ -275,6 +280,9 @@ impl<'a> Admission<'a> {
         let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some() || has_trees || must_be_noted, !pool.is_empty())?;
         let state = origin.session_state().or(step.and_then(|step| step.own));
         let mut host = builder.read_host(options.uid_of.as_deref())?;
+        let image = image_root::find(origin, policy, options, &identity)?.map(|image| image_root::facts(image, policy)).transpose()?;
+        let (image, held) = image.unzip();
+        host.image = image;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
         let HostView { scratch, writable_trees, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
@@ -310,6 +318,7 @@ impl<'a> Admission<'a> {
             unswept,
             state,
             purpose,
+            held: held.into_iter().collect(),
             seen,
             not_prestarted,
             not_copied,
@@ -348,6 +357,7 @@ impl<'a> Admission<'a> {
             writable_trees: self.writable_trees,
             kept,
             trees: self.trees,
+            held: self.held,
             streams,
             collect: self.collect,
             record: self.record,

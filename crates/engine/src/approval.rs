@@ -22,7 +22,7 @@ use std::{cell::Cell, collections::BTreeMap, os::unix::ffi::OsStrExt};
 use serde::{Deserialize, Serialize};
 use stockade_audit::{PolicyRef, text};
 use stockade_launcher::OpenedScratch;
-use stockade_policy::{approver, model::Policy};
+use stockade_policy::{approver, model::Policy, plan::ImageRoot};
 use stockade_protocol::{
     Approval, LimitKey, LimitValue, Report, Request, TextOrBase64, Verdict,
     screen::{Action, Finding, Grammar},
@@ -30,7 +30,7 @@ use stockade_protocol::{
 
 use crate::{
     Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
-    admit::{parse_request, scratch_of},
+    admit::{image_root, parse_request, scratch_of},
     audit::{ApprovalRecord, AuditRecorder, AuditSubject, policy_ref},
     caller::{self, Identity},
     facts, report,
@@ -71,6 +71,9 @@ struct BoundFields<'a> {
     /// Left out where there are none, likewise.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     compile_limits: &'a BTreeMap<String, LimitValue>,
+    /// Left out where there is none, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<&'a str>,
 }
 
 fn json(value: &impl Serialize) -> Result<String, ApprovalError> {
@@ -82,7 +85,8 @@ fn hash(value: &impl Serialize) -> Result<String, ApprovalError> {
 }
 
 /// What a token is for and approvers see is one text.
-fn bound(request: &Request) -> Result<String, ApprovalError> {
+/// `image`: the one that is the root, with its digest.
+fn bound(request: &Request, image: Option<&str>) -> Result<String, ApprovalError> {
     let Request {
         code,
         scratch: _,
@@ -95,6 +99,7 @@ fn bound(request: &Request) -> Result<String, ApprovalError> {
         collect,
         limits,
         compile_limits,
+        image: _,
         // What the code does is the same in a copy.
         template: _,
         encoding: _,
@@ -113,6 +118,7 @@ fn bound(request: &Request) -> Result<String, ApprovalError> {
         collect,
         limits,
         compile_limits,
+        image,
     })
 }
 
@@ -223,7 +229,8 @@ pub(crate) fn request_approval(
     let admission = Admission::admit(origin, loaded, options, Purpose::Plan, None, crate::pool::Pool::default())?;
     let scratch = admission.scratch();
     let time = policy.screen.approval_time;
-    let bound = bound(request)?;
+    let image = admission.plan.image_root.as_ref().map(ImageRoot::title);
+    let bound = bound(request, image.as_deref())?;
     let held = HeldRequest {
         requester: identity.caller.uid,
         request: text::sha256(bound.as_bytes()),
@@ -286,7 +293,7 @@ fn waits(held: &HeldRequest, token: &Token, seconds_left: u64, policy: &Policy, 
 /// What a token comes to.
 pub(crate) enum TokenCheck {
     /// It is good for this request, if scratch is the same too.
-    Good(ApprovalPass),
+    Good(Box<ApprovalPass>),
     /// Its approvers have not approved it yet.
     Waits(Box<Report>),
 }
@@ -296,6 +303,8 @@ pub(crate) struct ApprovalPass {
     store: Store,
     token: Token,
     held: HeldRequest,
+    /// The image that it is good for.
+    image: Option<String>,
     claimed: Cell<bool>,
     /// Who has approved.
     pub(crate) approver: u32,
@@ -325,7 +334,8 @@ pub(crate) fn judge_token(
         FoundToken::Held(held) => held,
     };
     let seconds_left = held.seconds_left()?.ok_or(ApprovalError::Expired)?;
-    if held.request != text::sha256(bound(request)?.as_bytes()) {
+    let image = image_root::find(origin, &loaded.policy, options, &identity)?.as_ref().map(image_root::title);
+    if held.request != text::sha256(bound(request, image.as_deref())?.as_bytes()) {
         return Err(ApprovalError::OtherRequest.into());
     }
     if held.policy != hash_of_policy(&loaded.policy, options)? {
@@ -333,7 +343,7 @@ pub(crate) fn judge_token(
     }
     let approver = if held.approvers.is_empty() { Some(held.requester) } else { store.approver(&token)? };
     Ok(match approver {
-        Some(approver) => TokenCheck::Good(ApprovalPass { store, token, held, claimed: Cell::new(false), approver }),
+        Some(approver) => TokenCheck::Good(Box::new(ApprovalPass { store, token, held, image, claimed: Cell::new(false), approver })),
         None => {
             let why = format!("policy `{}` has this code approved by somebody else, who has not done so yet", loaded.policy.name);
             TokenCheck::Waits(Box::new(Report {
@@ -349,9 +359,13 @@ impl ApprovalPass {
     /// been.
     ///
     /// # Errors
-    /// Scratch is another, or the token is not good any more: of two who claim it at one
+    /// Scratch or the image is another, or the token is not good any more: of two who claim it at one
     /// time one is late.
-    pub(crate) fn claim(&self, scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Result<(), Refusal> {
+    pub(crate) fn claim(&self, scratch: Option<&OpenedScratch>, origin: Origin<'_>, image: Option<&ImageRoot>) -> Result<(), Refusal> {
+        // A name may have been given to another image since the token was looked at.
+        if self.image != image.map(ImageRoot::title) {
+            return Err(ApprovalError::OtherRequest.into());
+        }
         if self.held.scratch != hash_of_scratch(scratch, origin)? {
             return Err(ApprovalError::OtherScratch.into());
         }

@@ -87,6 +87,7 @@ pub fn read(identity: &Identity, unique: UniqueId, cgroup: CgroupFacts) -> Resul
         codecs: BTreeMap::new(),
         links: merged_usr_links()?,
         hard_limits: hard_limits(),
+        image: None,
     })
 }
 

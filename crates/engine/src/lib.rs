@@ -69,6 +69,8 @@ pub struct Options {
     pub scratch: Option<PathBuf>,
     /// Interpreters in place of the policy's, by runtime.
     pub interpreters: Vec<(String, PathBuf)>,
+    /// The image that is the root of requests that name none, of those that the policy lets them name.
+    pub image: Option<String>,
     /// Peers that the caller allows beside those of the policy.
     pub allow: Vec<Rule>,
     /// Files of the caller's, beside the policy and this program, that say what is run.
@@ -157,7 +159,7 @@ fn answer(
                 Some(TokenCheck::Good(pass)) => Some(pass),
                 None => None,
             };
-        let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: pass.as_ref(), step: None };
+        let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: pass.as_deref(), step: None };
         let compiled = is_compiled.then(|| compile::compile(spec, request, &recorder, client.as_mut().map(|client| &mut **client as _)));
         let mut made = match compiled.transpose()? {
             Some(Compiled::Failed(report)) => return Ok(screening.finish().onto(*report)),
@@ -290,7 +292,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         }
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.
         if let Some(pass) = pass {
-            pass.claim(inputs.scratch.as_ref(), origin)?;
+            pass.claim(inputs.scratch.as_ref(), origin, plan.image_root.as_ref())?;
         }
         // After the claim: of many who bring one token, the first is not refused for the others.
         let scratch = inputs.scratch.as_ref().map(facts::scratch_id).transpose()?;

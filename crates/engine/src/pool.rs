@@ -128,6 +128,8 @@ pub(crate) enum NotPrestarted {
     Nothing,
     #[error("the code is compiled first, in another sandbox")]
     Compiled,
+    #[error("the root is an image, which has interpreters of its own")]
+    ImageRoot,
     #[error("the request asks for no copy of the template")]
     NoCopyAsked,
     #[error("the sandbox was prepared for requests that get no copy of a template")]
@@ -204,6 +206,7 @@ impl NotPrestarted {
         let watched = plan.root.iter().any(|entry| matches!(entry, RootEntry::Pipe { .. }));
         let lacking = HAND_OVER_CALLS.into_iter().find(|call| !policy.seccomp.allow.iter().any(|allowed| allowed == call));
         let causes = [
+            (plan.image_root.is_some(), NotPrestarted::ImageRoot),
             (plan.scratch.host, NotPrestarted::HostScratch),
             (plan.scratch.read_only, NotPrestarted::ReadOnlyScratch),
             (policy.scratch.home, NotPrestarted::HomeInScratch),
@@ -345,7 +348,8 @@ impl Pool {
     /// What is ready for a run of this plan, that shows `seen` and `scratch` of the host. A
     /// prepared sandbox that is not what the plan asks for, or has ended meanwhile, is ended.
     pub(crate) fn take(&mut self, plan: &Plan, seen: &PathIds, scratch: Option<&OpenedScratch>, parts: &Parts<'_>) -> Taken {
-        let template = self.template.take();
+        let is_of_host = plan.image_root.is_none();
+        let template = self.template.take().map(|template| if is_of_host { template } else { Err(NotPrestarted::ImageRoot) });
         let of_prepared = self.prepared.as_ref().and_then(|prepared| prepared.template.as_ref());
         let not_copied = [template.as_ref(), of_prepared].into_iter().flatten().find_map(|template| template.as_ref().err().cloned());
         let (sandbox, not_prestarted) = self.take_prepared(plan, seen, scratch, parts, not_copied.as_ref());

@@ -306,7 +306,8 @@ impl Session {
     /// Begins to make the template of the language that the last request had, unless that asked for
     /// none.
     fn begin_template(&mut self) {
-        let wants_none = asks_for_none(self.asked_template.as_deref());
+        // Nor can a copy run in an image.
+        let wants_none = asks_for_none(self.asked_template.as_deref()) || self.options.image.is_some();
         if let (Some(runtime), true, false) = (self.runtime(self.language.as_deref()), self.had_sandbox, wants_none) {
             self.templates.begin(&runtime, &self.loaded, &self.options);
         }

@@ -43,6 +43,8 @@ pub(crate) enum TrustError {
     Link { scratch: PathBuf, runtime: String, link: PathBuf },
     #[error("scratch {}: {} lies in it, {}; use a directory that does not hold it", scratch.display(), path.display(), held.harm())]
     Holds { scratch: PathBuf, path: PathBuf, held: TrustedFile },
+    #[error("scratch {}: it is a part of the store of images {}, {}; use a directory elsewhere", scratch.display(), store.display(), TrustedFile::Images.harm())]
+    InStore { scratch: PathBuf, store: PathBuf },
 }
 
 /// A file that later runs trust.
@@ -52,6 +54,7 @@ pub(crate) enum TrustedFile {
     Policy,
     AuditLog,
     Registry,
+    Images,
 }
 
 impl TrustedFile {
@@ -60,6 +63,7 @@ impl TrustedFile {
             TrustedFile::Launcher => "which code could then replace",
             TrustedFile::Policy => "where code could write what the next run obeys",
             TrustedFile::AuditLog => "where code could rewrite the audit log",
+            TrustedFile::Images => "where code could change the images that later runs start from",
             TrustedFile::Registry => "where code could rewrite the launcher's own records",
         }
     }
@@ -72,6 +76,7 @@ impl RefusalCause for TrustError {
             TrustError::Holds { held: TrustedFile::Launcher, .. } => "scratch_holds_the_launcher",
             TrustError::Holds { held: TrustedFile::Policy, .. } => "scratch_holds_a_policy",
             TrustError::Holds { held: TrustedFile::AuditLog, .. } => "scratch_holds_the_log",
+            TrustError::InStore { .. } | TrustError::Holds { held: TrustedFile::Images, .. } => "scratch_holds_images",
             TrustError::Holds { held: TrustedFile::Registry, .. } => "scratch_holds_registry",
         };
         (Verdict::BadRequest, reason)
@@ -134,8 +139,8 @@ fn replaceable_link(
     found
 }
 
-/// Refuses a writable scratch that contains the program, a policy, the audit log or the
-/// registry.
+/// Refuses a writable scratch that is a part of the store of images, or contains the program, a policy, the audit log, the
+/// registry or the store of images.
 ///
 /// # Errors
 /// It contains one of them.
@@ -156,7 +161,13 @@ pub(crate) fn refuse_replaceable(scratch: &ScratchPath, identity: &Identity, pol
     let policies = policies.map(|path| (TrustedFile::Policy, path));
     let log = audit::directory(identity).into_iter().map(|path| (TrustedFile::AuditLog, path));
     let registry = [(TrustedFile::Registry, registry_directory(identity))];
-    match programs.chain(policies).chain(log).chain(registry).find(|(_, path)| lies_in(path, scratch.paths())) {
+    let store = stockade_images::default_path(identity.privileged).ok();
+    let is_in = |store: &PathBuf| DirectoryPaths::of(store).is_ok_and(|store| store.contains(scratch.path()));
+    if let Some(store) = store.as_ref().and_then(|store| store.canonicalize().ok()).filter(is_in) {
+        return Err(TrustError::InStore { scratch: scratch.path().to_path_buf(), store });
+    }
+    let images = store.map(|path| (TrustedFile::Images, path));
+    match programs.chain(policies).chain(log).chain(registry).chain(images).find(|(_, path)| lies_in(path, scratch.paths())) {
         None => Ok(()),
         Some((held, path)) => Err(TrustError::Holds { scratch: scratch.path().to_path_buf(), path, held }),
     }

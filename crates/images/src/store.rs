@@ -47,7 +47,14 @@ pub struct Image {
     /// What the store knows of it.
     pub record: ImageRecord,
     /// The store's lock, shared.
-    _held: File,
+    held: File,
+}
+
+impl Image {
+    /// The lock by which its layers stay while this lives.
+    pub fn into_lock(self) -> File {
+        self.held
+    }
 }
 
 impl Store {
@@ -117,7 +124,7 @@ impl Store {
         if let Some(missing) = layers.iter().find(|layer| !layer.is_dir()) {
             return Err(ImageError::Damaged { path: missing.clone(), why: format!("{digest} has this layer, and it is missing") });
         }
-        Ok(Image { name, layers, record, _held: held })
+        Ok(Image { name, layers, record, held })
     }
 
     /// The name and digest that a text stands for.

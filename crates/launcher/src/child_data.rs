@@ -29,6 +29,8 @@ use crate::{
     error::InputsError,
     messages::{ExecutorFiles, MAX_TREES},
     scratch::FileId,
+    sequence::MAX_LAYERS,
+    tree,
 };
 
 /// The executor's program.
@@ -50,6 +52,12 @@ pub(crate) enum Entry {
         target: CString,
         mode: u32,
         text: Vec<u8>,
+    },
+    /// An overlay of an image's layers below what was made before, with directories for what code
+    /// changes where it is writable.
+    Image {
+        layers: Vec<ChildLayer>,
+        writable: bool,
     },
     Bind {
         source: CString,
@@ -122,6 +130,13 @@ pub(crate) enum ChildTree {
     Path { path: CString, device: u64, inode: u64 },
 }
 
+/// A layer of an image.
+pub(crate) struct ChildLayer {
+    pub(crate) path: CString,
+    /// The directory that it must be.
+    pub(crate) file_id: FileId,
+}
+
 /// Where scratch comes from.
 pub(crate) enum ChildScratch {
     Private {
@@ -189,6 +204,10 @@ pub(crate) struct ChildData {
     /// The payload's program, where it is an image.
     pub(crate) image: Option<&'static [u8]>,
     pub(crate) entries: Vec<Entry>,
+    /// One of the entries is an image.
+    pub(crate) has_image_root: bool,
+    /// Code may change the root.
+    pub(crate) writable_root: bool,
     pub(crate) scratch: ChildScratch,
     pub(crate) scratch_read_only: bool,
     pub(crate) scratch_target: CString,
@@ -289,13 +308,12 @@ impl ChildData {
             executor: EXECUTOR,
             image: inputs.image.or_else(|| inputs.memory.as_ref().is_some_and(Memory::is_restored).then_some(RESTORER)),
             entries,
+            has_image_root: plan.image_root.is_some(),
+            writable_root: plan.has_writable_root(),
             scratch,
             scratch_read_only: plan.scratch.read_only,
             scratch_target: relative(&plan.scratch.path)?,
-            working_directories: match plan.working_directories.as_slice() {
-                [] => vec![c_path(&plan.scratch.path)?],
-                directories => directories.iter().map(|path| c_path(path)).collect::<Result<_, _>>()?,
-            },
+            working_directories: plan.start_directories().map(c_path).collect::<Result<_, _>>()?,
             scratch_rules,
             program_fifo: prestarted_program(plan, inputs).map(|(_, name)| c_string(name.as_bytes())).transpose()?,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
@@ -354,6 +372,15 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
         RootEntry::Directory { target, mode } => Entry::Directory { target: relative(target)?, mode: *mode },
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
         RootEntry::File { target, mode, text } => Entry::File { target: relative(target)?, mode: *mode, text: text.clone().into_bytes() },
+        RootEntry::Image { layers, writable } => {
+            if layers.len() > MAX_LAYERS {
+                return Err(InputsError::TooManyLayers(layers.len()).into());
+            }
+            Entry::Image {
+                layers: layers.iter().map(|layer| prepare_layer(layer)).collect::<Result<_, LaunchError>>()?,
+                writable: *writable,
+            }
+        }
         RootEntry::Bind { source, target, executable } => {
             let tree = inputs.trees.remove(source).map(|tree| {
                 trees.push(tree);
@@ -384,6 +411,13 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
             Entry::Laid { target: relative(target)?, mode: *mode, bytes: bytes.clone(), writable: *writable }
         }
     })
+}
+
+/// The child opens it again, because a descriptor of the host's mount namespace can be no layer (EINVAL).
+fn prepare_layer(path: &Path) -> Result<ChildLayer, LaunchError> {
+    let failed = LaunchError::system(ErrorKind::Prepare, "open a layer of the image");
+    let stat = tree::open_unlinked(path).and_then(rustix::fs::fstat).map_err(failed)?;
+    Ok(ChildLayer { path: c_path(path)?, file_id: (stat.st_dev, stat.st_ino) })
 }
 
 fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<ChildScratch, LaunchError> {

@@ -94,6 +94,8 @@ pub struct Inputs<'a> {
     pub kept: Option<volumes::VolumeCopies>,
     /// Host trees that were opened with the caller's rights, by source path.
     pub trees: BTreeMap<PathBuf, OwnedFd>,
+    /// Locks of files that the sandbox shows, held until nothing of it is left.
+    pub held: Vec<std::fs::File>,
     /// What happens to the payload's output.
     pub streams: Streams,
     /// Globs of files to return.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stockade_policy::plan::{Plan, UserNamespaces};
+use stockade_policy::plan::{ImageRoot, Plan, UserNamespaces};
 use stockade_protocol::{Known, LayerReceipt, LimitKey, Receipt, ReceiptCost, StartKind, frame::Evidence};
 
 use crate::{
@@ -235,6 +235,9 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             String::from("stockade's own program was run by descriptor; Landlock lets this one file be read and executed"),
         );
     }
+    if let Some(image) = &plan.image_root {
+        layer("root_image", Known::Applied, image_detail(image, plan));
+    }
     if !matches!(cgroup, Cgroup::Absent) {
         layer("cgroup", Known::ReadBack, cgroup.describe());
     }
@@ -293,5 +296,19 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
         start: if evidence.prestarted { StartKind::Prestarted } else { StartKind::Fresh },
         start_cause: None,
         layout: None,
+        image: plan.image_root.as_ref().map(|image| image.digest.clone()),
     }
+}
+
+/// What of an image was used, and what was not.
+fn image_detail(image: &ImageRoot, plan: &Plan) -> String {
+    let mut detail = image.title();
+    detail.push_str(if plan.has_writable_root() { "; what code changes of it is gone with the run" } else { "; read-only" });
+    if !image.user.is_empty() {
+        detail.push_str(&format!("; its user {:?} is not used: code runs as {}", image.user, plan.identity.user));
+    }
+    if image.malformed_variables > 0 {
+        detail.push_str(&format!("; {} of its variables have no usable name or a NUL byte, and are left out", image.malformed_variables));
+    }
+    detail
 }

@@ -51,9 +51,9 @@ use confine::{
     load_filter, namespaces, ruleset, take_ids,
 };
 pub(crate) use confine::{raise_core_limit, some_cpus};
-pub(crate) use root::{INSIDE, attach, new_tmpfs};
+pub(crate) use root::{INSIDE, MAX_LAYERS, attach, new_tmpfs};
 use root::{
-    MASK_FILE, Made, Terminal, bound_root, copy_tree, make_entry, mount_root, mount_scratch, open_terminal, pivot, place_program, seal_proc,
+    MASK_FILE, Made, NewRoot, Terminal, bound_root, copy_tree, make_entry, mount_scratch, open_terminal, pivot, place_program, seal_proc,
 };
 
 /// What the launcher's column makes.
@@ -233,10 +233,10 @@ impl<'p> Rooted<'p> {
         shared.step(Step::Hostname, || rustix::system::sethostname(data.hostname.as_bytes()))?;
         // Before the inner user namespace, whose maximum it becomes.
         limit_pending_signals().at(Step::NamespaceLimits)?;
-        let root = mount_root(data).at(Step::RootTmpfs)?;
+        let mut root = NewRoot::mount(data).at(Step::RootTmpfs)?;
         let mut made = Made::default();
         for (index, entry) in data.entries.iter().enumerate() {
-            make_entry(&root, entry, &trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
+            make_entry(&mut root, entry, &trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
         }
         let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         if data.egress {
@@ -247,8 +247,8 @@ impl<'p> Rooted<'p> {
             })?;
             sockets.send(shared.handover.as_fd()).at(Step::EgressSockets)?;
         }
-        let executor = place_program(&root, data.executor).at(Step::PlaceExecutor)?;
-        let image = data.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
+        let executor = place_program(root.tmpfs(), data.executor).at(Step::PlaceExecutor)?;
+        let image = data.image.map(|bytes| place_program(root.tmpfs(), bytes)).transpose().at(Step::PlaceExecutor)?;
         let LauncherMessage::Scratch { executor: for_executor, tree } = shared.recv(Step::AwaitScratch)? else {
             return Err(Errno::PROTO).at(Step::AwaitScratch);
         };
@@ -258,15 +258,18 @@ impl<'p> Rooted<'p> {
             mknodat(&scratch, &**name, FileType::Fifo, Mode::from_raw_mode(0o600), 0).at(Step::ProgramFifo)?;
         }
         // The stand-in for masked files stays mounted, its name goes.
-        unlinkat(&root, MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
+        unlinkat(root.tmpfs(), MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
         // After the last file of the set-up, while the rights over the file system are held.
-        data.root_room.map_or(Ok(()), |room| bound_root(&root, room)).at(Step::SealRoot)?;
+        data.root_room.map_or(Ok(()), |room| bound_root(root.tmpfs(), room)).at(Step::SealRoot)?;
         // After the last path of the host was used.
         pivot(&root, shared.layers)?;
-        shared.step(Step::SealRoot, || stockade_sys::mount::set_attributes(&root, attr::RDONLY, false))?;
+        if !data.writable_root {
+            shared.step(Step::SealRoot, || stockade_sys::mount::set_attributes(root.top(), attr::RDONLY, false))?;
+        }
         // The pivot left us at the root of the tmpfs, which is "/" now.
         shared.step(Step::PivotRoot, || rustix::process::chdir(c"/"))?;
         let terminal = if data.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
+        let root = root.into_tmpfs();
         Ok(Rooted { shared, data, lifeline, for_executor, root, scratch, executor, image, proc, modules: made.modules, terminal })
     }
 
@@ -292,7 +295,7 @@ impl<'p> Rooted<'p> {
         // Before the filter too, which refuses rules where a host scratch is counted. The payload's
         // process puts it on.
         let for_payload = data.payload_landlock.as_ref();
-        let payload_landlock = for_payload.map(|rules| ruleset(rules, std::iter::empty(), Step::PayloadLandlock)).transpose()?;
+        let payload_landlock = for_payload.map(|rules| ruleset(rules, image.iter(), Step::PayloadLandlock)).transpose()?;
         // That was the last use of the outer namespace's rights. The inner one comes before the
         // drop, because it refills the sets, the bounding set too. From here on mounts, host name
         // and network of the outer one are out of reach for any capability.

@@ -6,6 +6,8 @@
 //! mounts are checked, only after the job has arrived. Whether a later
 //! plan may be run in it is not judged here ([`Plan::is_set_up_like`] does).
 
+use std::fs::File;
+
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     fs::{AtFlags, FileType, Stat, statat, unlinkat},
@@ -40,6 +42,8 @@ pub struct WaitingSandbox {
     tmp: Option<OwnedFd>,
     /// It was set up before its run was asked for.
     is_prepared: bool,
+    /// Locks of what it shows.
+    held: Vec<File>,
     /// Where its interpreter waits for the program, in a scratch that outlives the sandbox.
     fifo: Option<ProgramFifo>,
     // Last: it says what to remove if the rest is not.
@@ -91,7 +95,8 @@ impl InitProcess {
             .transpose();
         let job_offset = started.map_err(|error| cause(error, &handles.status_read))?.unwrap_or_default();
         let memory = inputs.memory.take();
-        Ok(WaitingSandbox { handles, job, job_offset, memory, pipes, tmp, is_prepared: false, fifo, record })
+        let held = std::mem::take(&mut inputs.held);
+        Ok(WaitingSandbox { handles, job, job_offset, memory, pipes, tmp, is_prepared: false, held, fifo, record })
     }
 }
 
@@ -135,7 +140,7 @@ impl WaitingSandbox {
     /// The program was not started. Nothing of it has run, and nothing is left behind.
     pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
         // The fifo goes after the run, should pid 1 not have removed it.
-        let WaitingSandbox { record, is_prepared, fifo: _fifo, tmp, pipes, memory, job, job_offset, mut handles } = self;
+        let WaitingSandbox { record, is_prepared, held, fifo: _fifo, tmp, pipes, memory, job, job_offset, mut handles } = self;
         let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
@@ -148,7 +153,7 @@ impl WaitingSandbox {
         }
         let handed_in = child_data::hand_in_job(&job, job_offset, &handles.lifeline, plan, memory.as_ref(), &inputs);
         handed_in.map_err(|error| supervise::failure_of_child(plan, &handles.status_read).unwrap_or(error))?;
-        supervise::supervise(plan, Inputs { record, ..inputs }, handles, pipes, tmp)
+        supervise::supervise(plan, Inputs { record, held, ..inputs }, handles, pipes, tmp)
     }
 }
 

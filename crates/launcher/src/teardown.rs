@@ -4,12 +4,16 @@
 //! known no process of the code is alive in it, but pid 1 may take a while to end: a caller with
 //! other work does that first. What a killed launcher leaves, the next start sweeps.
 
+use std::fs::File;
+
 use crate::{cgroup::Cgroup, registry::Record, sandbox::Sandbox, signals::Signals};
 
 /// What is removed when it is dropped.
 pub struct Teardown {
     pub(crate) sandbox: Sandbox,
     pub(crate) cgroup: Cgroup,
+    /// Locks of what the sandbox shows, free once nothing of it runs.
+    pub(crate) _held: Vec<File>,
     pub(crate) record: Option<Record>,
     /// Whether the program's file is out of the scratch.
     pub(crate) program_gone: bool,

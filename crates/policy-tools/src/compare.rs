@@ -111,6 +111,7 @@ pub fn compare(first: &Policy, second: &Policy) -> Comparison {
 pub fn loosened(ceiling: &Policy, policy: &Policy) -> Vec<Difference> {
     let mut out = Vec::new();
     files::loosened_paths(ceiling, policy, &mut out);
+    files::loosened_images(&ceiling.filesystem, &policy.filesystem, &mut out);
     calls::loosened(&ceiling.seccomp, &policy.seccomp, &mut out);
     peers::loosened(&ceiling.egress.whitelist, &policy.egress.whitelist, &mut out);
     settings::loosened(ceiling, policy, &mut out);

@@ -16,12 +16,13 @@ use crate::{
 /// The first document that is read is the file itself.
 const OWN: usize = 0;
 /// Lists of which every item lets code do more.
-const LOOSENING: [(&str, &str); 11] = [
+const LOOSENING: [(&str, &str); 12] = [
     ("egress", "whitelist"),
     ("environment", "accept"),
     ("filesystem", "read_only"),
     ("filesystem", "read_only_optional"),
     ("filesystem", "devices"),
+    ("filesystem", "images"),
     ("seccomp", "allow"),
     ("seccomp", "socket_families"),
     ("seccomp", "ioctl"),

@@ -164,6 +164,17 @@ pub(crate) fn variable_value(text: &str) -> Checked<String> {
     Ok(text.to_owned())
 }
 
+/// Name or digest of an image.
+pub(crate) fn image(text: &str) -> Checked<String> {
+    const MAX_LEN: usize = 512;
+    if !text.is_empty() && text.len() <= MAX_LEN && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'*') {
+        return Ok(text.to_owned());
+    }
+    let diagnostic =
+        Diagnostic::new(format!("{} cannot name an image", quote(text)), "printable ASCII without spaces and `*`, at most 512");
+    Err(diagnostic.help("a name such as `python:3.12`, or a digest such as `sha256:` and 64 hex digits"))
+}
+
 /// A variable's name, or its beginning and a star.
 pub(crate) fn pattern(text: &str) -> Checked<String> {
     let stem = text.strip_suffix('*').unwrap_or(text);

@@ -38,6 +38,39 @@ pub struct HostFacts {
     pub links: Vec<(String, String)>,
     /// The launcher's own hard limits by resource number, where finite.
     pub hard_limits: BTreeMap<u32, u64>,
+    /// The image that is the run's root; none: the host's directories are.
+    pub image: Option<ImageFacts>,
+}
+
+/// The image that is a run's root, and what of the policy's was found in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageFacts {
+    /// The name by which it was found.
+    pub name: Option<String>,
+    /// The digest of its manifest.
+    pub digest: String,
+    /// Its lower directories on the host, bottom first.
+    pub layers: Vec<PathBuf>,
+    /// The variables that it sets.
+    pub environment: BTreeMap<String, String>,
+    /// How many of its variables can be no variables.
+    pub malformed_variables: usize,
+    /// Its working directory as it stands in its configuration, and what the image has there; none:
+    /// it names none.
+    pub working_directory: Option<(PathBuf, Option<PathKind>)>,
+    /// Its entry point and default arguments.
+    pub command: Vec<String>,
+    /// The user that it asks for.
+    pub user: String,
+    /// By program that the policy's runtimes name: the program of the image in its place.
+    pub programs: BTreeMap<PathBuf, PathBuf>,
+}
+
+impl ImageFacts {
+    /// Its name where it has one, and its digest.
+    pub fn title(&self) -> String {
+        self.name.as_ref().map_or_else(|| self.digest.clone(), |name| format!("{name}@{}", self.digest))
+    }
 }
 
 /// The codec of an interpreter that it loads before any code.

@@ -10,7 +10,7 @@ use crate::{
     alert, approver,
     check::{self, Checked},
     diagnostic::{Diagnostic, Located, quote},
-    model::Degradable,
+    model::{ANY_IMAGE, Degradable},
     names, whitelist,
 };
 
@@ -73,6 +73,7 @@ pub(crate) enum Item {
     Module,
     Builtin,
     Approver,
+    Image,
 }
 
 impl Item {
@@ -99,6 +100,8 @@ impl Item {
             Item::Alert => alert::alert(text).map(|alert| alert.to_string()),
             Item::Module => check::dotted("module", text),
             Item::Builtin => check::dotted("built-in name", text),
+            Item::Image if text == ANY_IMAGE => Ok(text.to_owned()),
+            Item::Image => check::image(text),
             Item::Approver => approver::approver(text).map(|approver| approver.to_string()),
         }
     }
@@ -167,7 +170,12 @@ pub(crate) const FILESYSTEM: &[Key] = &[
     must("read_only", Kind::List(Item::Path), "host paths shown read-only at their own place"),
     must("read_only_optional", Kind::List(Item::Path), "the same, left out where the host has none"),
     must("devices", Kind::List(Item::Device), "nodes below /dev"),
+    may("root", Kind::Table(ROOT), "what a run starts from that names no image; the host's directories if absent"),
+    may("images", Kind::List(Item::Image), "images that a request may have as its root, by name or digest; \"*\" for each of the store"),
+    may("writable_root", Kind::Flag, "code may change the files of an image, which are as before after the run; for ordinary users only"),
 ];
+
+pub(crate) const ROOT: &[Key] = &[may("image", Kind::Text(check::image), "name or digest of an image of the store; \"none\" for none")];
 
 pub(crate) const IDENTITY: &[Key] = &[
     must("user", Kind::Text(check::user), "login name"),

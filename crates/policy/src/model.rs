@@ -68,8 +68,12 @@ pub struct Policy {
 
 impl Policy {
     /// The template that a runtime's runs start from in a session, with its name. The runtime goes
-    /// by its own name here, not by an alias.
+    /// by its own name here, not by an alias. None where the root is an image's.
     pub fn template_of(&self, runtime: &str) -> Option<(&str, &Template)> {
+        // A copy is of an interpreter of the host.
+        if self.filesystem.root.image.is_some() {
+            return None;
+        }
         let name = self.runtimes.get(runtime)?.template.as_ref()?;
         self.templates.get_key_value(name).map(|(name, template)| (name.as_str(), template))
     }
@@ -103,6 +107,29 @@ pub struct Filesystem {
     pub read_only_optional: Vec<PathBuf>,
     /// Names of nodes below `/dev`: of null, zero, full, random, urandom, tty.
     pub devices: Vec<String>,
+    /// What a run starts from that names no image.
+    #[serde(default)]
+    pub root: Root,
+    /// Names and digests of images that a request may have as its root; [`ANY_IMAGE`] for each that
+    /// the store has.
+    #[serde(default)]
+    pub images: Vec<String>,
+    /// Code may change the root of an image. What it writes is gone with the run.
+    #[serde(default)]
+    pub writable_root: bool,
+}
+
+/// In [`Filesystem::images`]: every image of the store.
+pub const ANY_IMAGE: &str = "*";
+/// In place of an image: the host's directories.
+pub const NO_IMAGE: &str = "none";
+
+/// What the sandbox's root is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Root {
+    /// Name or digest of an image; none: the host's directories.
+    #[serde(default, deserialize_with = "written::image")]
+    pub image: Option<String>,
 }
 
 /// Who the code is, inside.

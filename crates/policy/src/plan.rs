@@ -15,7 +15,7 @@ mod view;
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use serde::Serialize;
@@ -23,7 +23,7 @@ use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
     alert::AlertKind,
-    facts::{CgroupFacts, HostFacts, PathKind},
+    facts::{CgroupFacts, HostFacts, ImageFacts, PathKind},
     filter::Filters,
     model::{Access, Degradable, OUTPUT, Policy, Runtime},
     whitelist,
@@ -34,7 +34,7 @@ pub use confinement::kernel_memory;
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
 pub use error::{PlanError, how_made};
 use root::plan_root;
-pub use root::{PROC_MASKS, WRITABLE, is_program_directory};
+pub use root::{PROC_MASKS, WRITABLE, is_in_image, is_program_directory};
 
 pub use value::*;
 pub use view::{MAX_OPERATIONS, VIEW_SCRATCH, View, ViewEntry, ViewError};
@@ -170,6 +170,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let callers_limits = narrow_to_callers_limits(&mut limits, facts);
     refuse_too_little_memory(facts, run_request, &limits)?;
     let identity = plan_identity(policy, facts, run_request, &mut degraded)?;
+    let image_root = plan_image(policy, facts)?;
     let scratch = plan_scratch(policy, run_request, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, run_request, &scratch)?;
     let commands = Commands::new(policy, facts, run_request, extra);
@@ -183,9 +184,13 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
             (root, writable, trees)
         }
     };
+    let working_directories = match &run_request.view {
+        Some(view) => view.working_directories.clone(),
+        None => plan_working_directory(facts, run_request)?.into_iter().collect(),
+    };
     let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
-    let environment = plan_environment(policy, run_request, &scratch, commands)?;
+    let environment = plan_environment(policy, facts, run_request, &scratch, commands)?;
     let filter = plan_filter(policy, filters, (scratch.host && !scratch.read_only) || !trees.is_empty());
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
     let cpus = usable_cpus(facts, &limits);
@@ -197,9 +202,10 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         identity,
         root,
         root_size: root_size(&limits),
+        image_root,
         scratch,
         trees,
-        working_directories: run_request.view.as_ref().map_or_else(Vec::new, |view| view.working_directories.clone()),
+        working_directories,
         argv,
         environment: environment.keys().cloned().collect(),
         environment_values: environment.iter().map(|(name, value)| format!("{name}={value}")).collect(),
@@ -219,6 +225,48 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         image: matches!(run_request.program, Program::Image(_)),
         degraded,
     })
+}
+
+/// The image that the root is made of.
+fn plan_image(policy: &Policy, facts: &HostFacts) -> Result<Option<ImageRoot>, PlanError> {
+    let Some(image) = &facts.image else { return Ok(None) };
+    if policy.filesystem.writable_root && facts.privileged {
+        return Err(PlanError::WritableRootAsRoot { policy: policy.name.clone() });
+    }
+    let ImageFacts { name, digest, user, malformed_variables, .. } = image.clone();
+    Ok(Some(ImageRoot { name, digest, user, malformed_variables }))
+}
+
+/// Where a command starts that is given no directory: the image's working directory. Code has its
+/// file in scratch, and starts there.
+fn plan_working_directory(facts: &HostFacts, run_request: &RunRequest) -> Result<Option<PathBuf>, PlanError> {
+    let Some(image) = &facts.image else { return Ok(None) };
+    let Some((path, there)) = &image.working_directory else { return Ok(None) };
+    if run_request.scratch.is_some() || !matches!(run_request.program, Program::Command(_)) {
+        return Ok(None);
+    }
+    let is_plain = path.is_absolute() && path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    let why = match there {
+        _ if !is_plain => "is no absolute path without `..`",
+        Some(PathKind::File) => "is no directory in it",
+        _ => return Ok(Some(path.components().collect())),
+    };
+    Err(PlanError::WorkingDirectory { image: image.title(), path: path.clone(), why })
+}
+
+/// The program that stands for one that the policy names: itself where the host has it, or what
+/// the image has in its place.
+fn program_there(facts: &HostFacts, program: &Path) -> Option<PathBuf> {
+    match &facts.image {
+        Some(image) => image.programs.get(program).cloned(),
+        None => (facts.paths.get(program) == Some(&PathKind::File)).then(|| program.to_path_buf()),
+    }
+}
+
+/// The variables that the policy sets, and those of the image, which knows where its programs lie.
+fn base_environment(policy: &Policy, facts: &HostFacts) -> BTreeMap<String, String> {
+    let of_image = facts.image.iter().flat_map(|image| image.environment.clone()).filter(|(name, _)| name != "TMPDIR");
+    policy.environment.set.clone().into_iter().chain(of_image).collect()
 }
 
 fn root_size(limits: &Limits) -> Option<u64> {
@@ -473,6 +521,13 @@ type ProgramPlan = (Vec<String>, Option<(PathBuf, String)>, Vec<PathBuf>);
 fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, scratch: &ScratchPlan) -> Result<ProgramPlan, PlanError> {
     let (language, file) = match &run_request.program {
         Program::Command(command) => {
+            let command = match &facts.image {
+                Some(image) if command.is_empty() && image.command.is_empty() => {
+                    return Err(PlanError::NoCommand { image: image.title() });
+                }
+                Some(image) if command.is_empty() => &image.command,
+                _ => command,
+            };
             let argv = command.iter().chain(&run_request.arguments).cloned().collect();
             return Ok((argv, None, interpreter_paths(run_request, None)));
         }
@@ -482,7 +537,9 @@ fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, sc
     };
     let (name, runtime) = find_runtime(policy, language)?;
     let interpreter = plan_interpreter(name, runtime, facts, run_request)?;
-    let extra = interpreter_paths(run_request, runtime.venv.as_ref().filter(|_| !run_request.interpreters.contains_key(name)));
+    // An image has the environment itself, or its interpreter was not found.
+    let own = facts.image.is_none() && !run_request.interpreters.contains_key(name);
+    let extra = interpreter_paths(run_request, runtime.venv.as_ref().filter(|_| own));
     let Some((filename, stem)) = file else {
         if runtime.compiles() {
             return Err(PlanError::Compiles { runtime: name.to_owned() });
@@ -526,9 +583,10 @@ fn plan_compiler(name: &str, runtime: &Runtime, facts: &HostFacts, interpreter: 
         return Ok(interpreter);
     }
     let compiler = runtime.compiler().map(Path::to_path_buf).unwrap_or_default();
-    match facts.paths.get(&compiler) {
-        Some(PathKind::File) => Ok(compiler),
-        _ => Err(PlanError::CompilerMissing { runtime: name.to_owned(), compiler }),
+    match (program_there(facts, &compiler), &facts.image) {
+        (Some(compiler), _) => Ok(compiler),
+        (None, Some(image)) => Err(PlanError::NotInImage { runtime: name.to_owned(), image: image.title(), program: compiler }),
+        (None, None) => Err(PlanError::CompilerMissing { runtime: name.to_owned(), compiler }),
     }
 }
 
@@ -537,8 +595,11 @@ fn plan_compiler(name: &str, runtime: &Runtime, facts: &HostFacts, interpreter: 
 fn plan_interpreter(name: &str, runtime: &Runtime, facts: &HostFacts, run_request: &RunRequest) -> Result<PathBuf, PlanError> {
     let chosen = run_request.interpreters.get(name).map(|chosen| chosen.program.clone());
     let interpreter = chosen.clone().unwrap_or_else(|| runtime.interpreter());
-    if facts.paths.get(&interpreter) == Some(&PathKind::File) {
-        return Ok(interpreter);
+    if let Some(program) = program_there(facts, &interpreter) {
+        return Ok(program);
+    }
+    if let Some(image) = &facts.image {
+        return Err(PlanError::NotInImage { runtime: name.to_owned(), image: image.title(), program: interpreter });
     }
     let venv = runtime.venv.clone().filter(|_| chosen.is_none());
     Err(PlanError::InterpreterMissing { runtime: name.to_owned(), interpreter, venv })
@@ -580,11 +641,12 @@ fn temporary(scratch: &ScratchPlan) -> &'static Path {
 
 fn plan_environment(
     policy: &Policy,
+    facts: &HostFacts,
     run_request: &RunRequest,
     scratch: &ScratchPlan,
     commands: Commands,
 ) -> Result<BTreeMap<String, String>, PlanError> {
-    let mut all = policy.environment.set.clone();
+    let mut all = base_environment(policy, facts);
     if run_request.view.is_none() {
         commands.set_path(&mut all);
     }

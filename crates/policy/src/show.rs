@@ -50,6 +50,7 @@ fn write_table(out: &mut String, path: &str, keys: &[Key], table: &Table) {
                 write_limits(out, &path, inner);
                 inner.get("max").and_then(Value::as_table).into_iter().for_each(|max| write_limits(out, &format!("{path}.max"), max));
             }
+            Kind::Table(_) if inner.is_empty() => {}
             Kind::Table(keys) => {
                 out.push_str(&format!("\n[{path}]\n"));
                 write_table(out, &path, keys, inner);

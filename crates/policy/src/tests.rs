@@ -574,6 +574,7 @@ fn a_policy_that_extends_nothing_states_everything() {
             "max_age",
             "images",
             "shared_by",
+            "writable_root",
             "ready",
             "UV_USE_IO_URING",
             "PATH",

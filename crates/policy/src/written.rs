@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serializer, de::Error};
 use stockade_protocol::{LimitError, LimitKey, NO_TEMPLATE, Quantity, screen::Rule};
 use toml::{Table, Value};
 
-use crate::model::{Origin, Policy};
+use crate::model::{NO_IMAGE, Origin, Policy};
 
 /// The policy of a whole document.
 pub(crate) fn read(mut document: Table, name: &str, origin: Origin, sha256: &str) -> Result<Policy, toml::de::Error> {
@@ -188,6 +188,11 @@ pub(crate) mod age {
 /// The template of a runtime; "none" takes an inherited one away.
 pub(crate) fn template<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Ok(Option::<String>::deserialize(from)?.filter(|name| name != NO_TEMPLATE))
+}
+
+/// The image of a root; `none` takes an inherited one away.
+pub(crate) fn image<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.filter(|image| image != NO_IMAGE))
 }
 
 /// The code of a template; an empty one takes an inherited one away.

@@ -5,10 +5,13 @@
 //! difference.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may panic")]
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use stockade_policy::{
-    facts::{Caller, CgroupFacts, Codec, HostFacts, PathKind},
+    facts::{Caller, CgroupFacts, Codec, HostFacts, ImageFacts, PathKind},
     filter::Filters,
     load_shipped,
     model::{Degradable, Policy},
@@ -89,6 +92,95 @@ fn a_rootless_private_run_is_planned_whole() {
 #[test]
 fn a_run_that_may_reach_peers_is_planned_whole() {
     compare("plan-pypi", &planned(&load_shipped("pypi").unwrap(), &facts(true), &in_scratch("/srv/work")).unwrap());
+}
+
+/// An image with a shell, whose configuration asks for much.
+fn image() -> ImageFacts {
+    ImageFacts {
+        name: Some(String::from("busybox:latest")),
+        digest: format!("sha256:{}", "0a".repeat(32)),
+        layers: vec![PathBuf::from("/images/layers/1/root"), PathBuf::from("/images/layers/2/root")],
+        environment: BTreeMap::from(
+            [("PATH", "/bin"), ("HOME", "/root"), ("TMPDIR", "/var/tmp"), ("FOO", "1")].map(|(n, v)| (n.into(), v.into())),
+        ),
+        malformed_variables: 1,
+        working_directory: Some((PathBuf::from("/srv/app/"), None)),
+        command: vec![String::from("sh"), String::from("-c"), String::from("true")],
+        user: String::from("postgres"),
+        programs: BTreeMap::from([(PathBuf::from("/usr/bin/sh"), PathBuf::from("/bin/sh"))]),
+    }
+}
+
+fn from_image(privileged: bool) -> HostFacts {
+    HostFacts { image: Some(image()), ..facts(privileged) }
+}
+
+fn variable<'p>(plan: &'p Plan, name: &str) -> Option<&'p str> {
+    plan.environment_values.iter().find_map(|variable| variable.strip_prefix(name)?.strip_prefix('='))
+}
+
+#[test]
+fn an_images_own_command_is_planned_whole() {
+    compare("plan-image", &planned(&load_shipped("default").unwrap(), &from_image(false), &RunRequest::default()).unwrap());
+}
+
+#[test]
+fn a_run_from_an_image_is_shown_nothing_of_the_hosts_system() {
+    let mut policy = load_shipped("default").unwrap();
+    policy.filesystem.read_only.push(PathBuf::from("/srv/data"));
+    let paths = facts(true).paths.into_iter().chain([(PathBuf::from("/srv/data"), PathKind::Directory)]).collect();
+    let bound = |facts: &HostFacts| -> Vec<PathBuf> {
+        let plan =
+            planned(&policy, facts, &RunRequest { program: Program::Command(vec![String::from("sh")]), ..RunRequest::default() }).unwrap();
+        let source = |entry: &RootEntry| if let RootEntry::Bind { source, .. } = entry { Some(source.clone()) } else { None };
+        plan.root.iter().filter_map(source).collect()
+    };
+    let of_host = HostFacts { paths, ..facts(true) };
+    assert!(bound(&of_host).contains(&PathBuf::from("/usr")), "the control");
+    assert_eq!(bound(&HostFacts { image: Some(image()), ..of_host }), [PathBuf::from("/srv/data")]);
+}
+
+#[test]
+fn what_an_image_sets_is_used_where_neither_request_nor_sandbox_says_otherwise() {
+    let policy = load_shipped("default").unwrap();
+    let shell = RunRequest {
+        program: Program::Code { language: Some(String::from("sh")), filename: None, stem: String::from("stockade_0") },
+        ..RunRequest::default()
+    };
+    let plan = planned(&policy, &from_image(true), &shell).unwrap();
+    assert_eq!(plan.argv, ["/bin/sh", "/scratch/main.sh"]);
+    assert_eq!(plan.start_directories().next().unwrap(), Path::new("/scratch"), "code starts beside its files");
+    let of = |name| variable(&plan, name);
+    assert_eq!((of("FOO"), of("HOME"), of("TMPDIR"), of("PATH")), (Some("1"), Some("/home/sandbox"), Some("/tmp"), Some("/bin")));
+    let own = planned(&policy, &from_image(true), &RunRequest::default()).unwrap();
+    assert_eq!((own.argv.join(" ").as_str(), own.start_directories().next().unwrap()), ("sh -c true", Path::new("/srv/app")));
+    let asked = RunRequest { program: Program::Command(vec![String::from("ls")]), ..in_scratch("/srv/work") };
+    let plan = planned(&policy, &from_image(true), &asked).unwrap();
+    assert_eq!((plan.argv.join(" ").as_str(), plan.start_directories().next().unwrap()), ("ls", Path::new("/srv/work")));
+}
+
+#[test]
+fn an_image_that_cannot_be_run_as_asked_is_refused() {
+    let policy = load_shipped("default").unwrap();
+    let refuse = |change: &dyn Fn(&mut ImageFacts), request: &RunRequest, reason| {
+        let mut image = image();
+        change(&mut image);
+        refused(planned(&policy, &HostFacts { image: Some(image), ..facts(true) }, request), reason, true);
+    };
+    let own = RunRequest::default();
+    planned(&policy, &from_image(true), &own).expect("the control");
+    refuse(&|image| image.command.clear(), &own, "image_without_command");
+    for path in ["srv/app", "../app", "/srv/../../app", "."] {
+        refuse(&|image| image.working_directory = Some((PathBuf::from(path), Some(PathKind::Directory))), &own, "image_working_directory");
+    }
+    refuse(&|image| image.working_directory = Some((PathBuf::from("/etc/own"), Some(PathKind::File))), &own, "image_working_directory");
+    refused(planned(&policy, &from_image(true), &code()), "interpreter_missing", false);
+    let mut writable = policy.clone();
+    writable.filesystem.writable_root = true;
+    refused(planned(&writable, &from_image(true), &own), "writable_root_unavailable", false);
+    let plan = planned(&writable, &from_image(false), &own).unwrap();
+    assert!(plan.has_writable_root() && plan.writable_mounts().contains(&PathBuf::from("/")));
+    assert!(!planned(&writable, &facts(false), &code()).unwrap().has_writable_root(), "the host's directories are never writable");
 }
 
 #[test]

@@ -257,6 +257,9 @@ pub struct Receipt {
     /// canary, as all copies of a template have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<&'static str>,
+    /// The digest of the image that was the root's; none: the host's directories were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
 }
 
 /// How much of a run had been started before its request came.

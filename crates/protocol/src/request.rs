@@ -51,6 +51,10 @@ pub struct Request {
     /// Limits of the compiler, where the runtime has one; one that is not named is the policy's.
     #[serde(default, deserialize_with = "map_of_distinct_keys", skip_serializing_if = "BTreeMap::is_empty")]
     pub compile_limits: BTreeMap<String, LimitValue>,
+    /// The image whose files are the root, by name or digest, if the policy lets a request name it;
+    /// absent: the policy's root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// The runtime's template, whose copy the program's interpreter is to be, or [`NO_TEMPLATE`];
     /// absent: a copy where the policy has a template.
     pub template: Option<String>,

@@ -178,6 +178,10 @@ impl Fixture {
             RootEntry::Bind { target, .. } | RootEntry::Placed { target, .. } | RootEntry::Tree { target, .. } => {
                 path.starts_with(at(target)) || at(target).starts_with(path)
             }
+            RootEntry::Image { layers, .. } => {
+                let below = path.strip_prefix("/").unwrap_or(path);
+                layers.iter().any(|layer| layer.join(below).symlink_metadata().is_ok())
+            }
             // Where /bin is a link into what is bound.
             RootEntry::Link { target, .. } => path.starts_with(at(target)),
             RootEntry::Directory { target, .. }

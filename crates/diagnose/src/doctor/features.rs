@@ -114,7 +114,7 @@ impl Examiner<'_> {
     }
 
     /// A feature that needs a user namespace first, unless the policy lets root go without.
-    fn inside(&self, feature: &str, what: &str, probe: impl FnOnce() -> Probe) -> Finding {
+    pub(super) fn inside(&self, feature: &str, what: &str, probe: impl FnOnce() -> Probe) -> Finding {
         if self.user_namespace.is_err() && self.ids.user_namespaces == UserNamespaces::Nested {
             return missing(
                 feature,

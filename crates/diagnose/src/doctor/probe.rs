@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-        fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
+        fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
     },
     pipe::{PipeFlags, pipe_with},
     process::{DumpableBehavior, Signal, WaitId, WaitIdOptions, pidfd_send_signal, set_dumpable_behavior, waitid},
@@ -237,6 +237,23 @@ pub(super) fn root_file_system(ids: Ids) -> Probe {
         rustix::process::fchdir(&root)?;
         rustix::process::pivot_root(c".", c".")?;
         unmount(c".", UnmountFlags::DETACH)
+    })
+}
+
+/// An overlay of two directories, as an image and what lies above it are.
+pub(super) fn overlay(ids: Ids) -> Probe {
+    inside(flags::NEWNS, ids, || {
+        private_mounts()?;
+        let root = new_tmpfs()?;
+        move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        mkdirat(&root, c"upper", Mode::from_raw_mode(0o755))?;
+        mkdirat(&root, c"lower", Mode::from_raw_mode(0o755))?;
+        rustix::process::fchdir(&root)?;
+        let context = fsopen(c"overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(&context, c"lowerdir", c"upper:lower")?;
+        fsconfig_set_flag(&context, c"userxattr")?;
+        fsconfig_create(&context)?;
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, PLAIN).map(drop)
     })
 }
 

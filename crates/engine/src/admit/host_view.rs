@@ -84,7 +84,12 @@ impl HostView {
             roots: identity.roots_scratch(policy),
             shown: &ShownFiles::new(),
         };
+        let is_of_host = host.image.is_none();
         let (interpreters, led, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
+            if !is_of_host {
+                // Those of the image were found in it.
+                return Ok(Default::default());
+            }
             check_interpreters(policy, options, run_request).map(|(interpreters, led)| {
                 let codecs = codecs(policy, &interpreters);
                 (interpreters, led, codecs)

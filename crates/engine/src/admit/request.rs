@@ -70,6 +70,8 @@ pub(crate) enum RequestError {
     Path { field: String, path: String, why: String },
     #[error("filename: {0:?}: {1}")]
     Filename(String, &'static str),
+    #[error("template: {0:?} was made on the host, and no copy of it can run in an image; leave `template` out, or `image`")]
+    TemplateInImage(String),
     #[error("template: {asked:?} is no template of the runtime `{runtime}`; {known}")]
     Template { asked: String, runtime: String, known: String },
     #[error("{field}: there is no limit `{name}`{near}; there are {known}")]
@@ -99,6 +101,7 @@ impl RefusalCause for RequestError {
             RequestError::ArgumentsTooLarge(_) => "arguments_too_large",
             RequestError::Path { .. } => "path_malformed",
             RequestError::Filename(..) => "filename_malformed",
+            RequestError::TemplateInImage(_) => "template_in_image",
             RequestError::Template { .. } => "template_unknown",
             RequestError::UnknownLimit { .. } => "unknown_limit",
             RequestError::Limit { .. } => "limit_malformed",
@@ -180,7 +183,7 @@ const GUESSES: &[(&[&str], &str)] = &[
         &["packages", "requirements", "dependencies", "libraries"],
         "; packages come from a virtual environment: --runtime python=VENV/bin/python",
     ),
-    (&["image", "container"], "; there are no images: the sandbox shows the host's /usr"),
+    (&["container", "docker_image", "root"], r#"; write "image": "python:3.12", an image of the store (stockade image ls)"#),
 ];
 /// Limits by the names that other tools have for them.
 const LIMIT_GUESSES: &[(&[&str], LimitKey)] = &[
@@ -249,6 +252,7 @@ pub(super) fn well_formed<'a>(
     options: &Options,
     stem: Option<&str>,
 ) -> Result<(RunRequest, Parts<'a>), Refusal> {
+    let has_image = options.image.is_some() || policy.filesystem.root.image.is_some();
     let mut run_request = RunRequest::default();
     let mut parts = Parts::default();
     match origin {
@@ -259,7 +263,9 @@ pub(super) fn well_formed<'a>(
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
         }
         Origin::Command { command, settings, terminal, view } => {
-            if command.iter().any(|word| word.contains('\0')) || command.first().is_none_or(String::is_empty) {
+            // Without a word it is an image's own.
+            let is_missing = command.first().map_or(!has_image, String::is_empty);
+            if is_missing || command.iter().any(|word| word.contains('\0')) {
                 return Err(RequestError::Command.into());
             }
             check_size("the command", command.iter())?;
@@ -344,6 +350,9 @@ fn check_request<'a>(
     // Sought early, so that a misspelt language is refused before anything is opened.
     let (name, runtime) = find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
     request.template.as_ref().map_or(Ok(()), |asked| check_template(asked, name, policy))?;
+    if let (Some(asked), true) = (request.template.as_ref().filter(|asked| *asked != NO_TEMPLATE), request.image.is_some()) {
+        return Err(RequestError::TemplateInImage(asked.clone()).into());
+    }
     let stem = stem.map_or_else(unique_stem, |stem| Ok(stem.to_owned()))?;
     let filename = match &request.filename {
         Some(name) => Some(check_filename(name, request)?),
@@ -406,7 +415,7 @@ fn check_filename(name: &str, request: &Request) -> Result<String, Refusal> {
 }
 
 /// Bounds what execve has to take: 128 KiB for one string is the kernel's own limit.
-fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Result<(), Refusal> {
+pub(super) fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Result<(), Refusal> {
     const MAX_STRING: usize = (128 << 10) - 256;
     const MAX_TOTAL: usize = 1 << 20;
     let (mut count, mut total) = (0, 0);

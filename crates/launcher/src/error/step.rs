@@ -44,11 +44,9 @@ fn subject(plan: &Plan, step: Step, index: Option<usize>) -> String {
             plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default()
         }
         (Step::WriteProgram, _) => plan.program_file.as_ref().map(|(at, name)| format!(" {}", at.join(name).display())).unwrap_or_default(),
-        (Step::WorkingDirectory, _) if !plan.working_directories.is_empty() => {
-            plan.working_directories.last().map(|path| format!(" {}", path.display())).unwrap_or_default()
-        }
+        (Step::WorkingDirectory, _) => plan.start_directories().last().map(|path| format!(" {}", path.display())).unwrap_or_default(),
         (Step::Seccomp, Some(index)) => format!(" (the caller's filter {})", index + 1),
-        (Step::Scratch | Step::WorkingDirectory, _) => format!(" {}", plan.scratch.path.display()),
+        (Step::Scratch, _) => format!(" {}", plan.scratch.path.display()),
         (Step::EgressSockets, Some(index)) => stockade_egress::netns::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
         (Step::ExecPayload, _) => program_subject(plan),
         _ => String::new(),
@@ -66,6 +64,12 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
     match (step, errno) {
         (Step::RootEntry, Errno::PERM) if index.is_some_and(|index| is_proc(plan, index)) => {
             "; the host's /proc is partly covered (\"mount too revealing\"): inside Docker run with --security-opt systempaths=unconfined; in a systemd unit drop ProtectKernelTunables= and ProcSubset="
+        }
+        (Step::RootEntry, Errno::STALE | Errno::NOENT | Errno::LOOP) if index.is_some_and(|index| is_image(plan, index)) => {
+            "; the store has changed since the image was looked up; `stockade image verify` looks whether it is whole"
+        }
+        (Step::RootEntry, Errno::INVAL | Errno::NODEV | Errno::PERM) if index.is_some_and(|index| is_image(plan, index)) => {
+            "; the kernel must have overlay with `userxattr` (Linux 5.11, CONFIG_OVERLAY_FS), and the store must lie on a file system that can be a layer"
         }
         (Step::NetworkNamespace | Step::CgroupNamespace | Step::InnerUserNamespace, Errno::NOSPC) => {
             "; the number of namespaces is limited: see the max_* files in /proc/sys/user"
@@ -100,7 +104,9 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         {
             "; nothing is made below a directory of the host, and no link is followed: make the file or directory on the host before"
         }
-        (Step::WorkingDirectory, _) if !plan.working_directories.is_empty() => "; name a directory that the operations show",
+        (Step::WorkingDirectory, _) if plan.image_root.is_none() && !plan.working_directories.is_empty() => {
+            "; name a directory that the operations show"
+        }
         (Step::Seccomp, Errno::INVAL) if index.is_some() => "; the kernel takes no such filter",
         (Step::Seccomp, Errno::INVAL) => "; the kernel needs CONFIG_SECCOMP_FILTER",
         _ => "",
@@ -114,6 +120,10 @@ fn entry(plan: &Plan, index: usize) -> Option<&RootEntry> {
 
 fn is_laid(entry: &RootEntry) -> bool {
     matches!(entry, RootEntry::Placed { .. } | RootEntry::Tree { .. } | RootEntry::Tmpfs { .. } | RootEntry::Laid { .. })
+}
+
+fn is_image(plan: &Plan, index: usize) -> bool {
+    matches!(entry(plan, index), Some(RootEntry::Image { .. }))
 }
 
 fn is_proc(plan: &Plan, index: usize) -> bool {
@@ -130,6 +140,7 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
         }
         Some(RootEntry::Tmpfs { target, .. }) => format!(", lay a tmpfs at /{}", target.display()),
         Some(RootEntry::Laid { target, .. }) => format!(", lay a file over /{}", target.display()),
+        Some(RootEntry::Image { .. }) => String::from(", lay the image's layers below the root"),
         Some(RootEntry::Proc { .. }) => String::from(", mount proc on /proc"),
         Some(RootEntry::Devpts { .. }) => String::from(", mount devpts on /dev/pts"),
         Some(RootEntry::Cover { target, .. }) => format!(", watch modules through /{}", target.display()),

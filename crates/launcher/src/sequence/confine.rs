@@ -177,9 +177,11 @@ pub(super) fn ruleset<'f>(data: &ChildRuleset, programs: impl Iterator<Item = &'
         let rights = if is_directory { *rights } else { rights & landlock::access::ON_FILE };
         landlock::allow_beneath(&ruleset, &parent, rights).at_entry(step, index)?;
     }
-    // execveat reads the file as well as executing it.
+    // They lie in the root tmpfs, which no path leads to where an image is the root. execveat reads the
+    // file as well as executing it.
     for program in programs {
-        landlock::allow_beneath(&ruleset, program, landlock::access::EXECUTE | landlock::access::READ_FILE).at(step)?;
+        let rights = (landlock::access::EXECUTE | landlock::access::READ_FILE) & data.handled;
+        landlock::allow_beneath(&ruleset, program, rights).at(step)?;
     }
     Ok(ruleset)
 }

@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-        fsconfig_reconfigure, fsconfig_set_string, fsmount, fsopen, fspick, move_mount, open_tree, unmount,
+        fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick, move_mount, open_tree, unmount,
     },
     path::DecInt,
 };
@@ -22,7 +22,7 @@ use stockade_sys::mount::attr;
 
 use super::{At, StepResult};
 use crate::{
-    child_data::{ChildData, ChildScratch, ChildTree, Entry, Laid, ScratchRule},
+    child_data::{ChildData, ChildLayer, ChildScratch, ChildTree, Entry, Laid, ScratchRule},
     layers::{Layer, Layers},
     tree,
 };
@@ -33,6 +33,13 @@ const HIDDEN_FILE: &CStr = c".hidden-file";
 const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 pub(super) const MASK_FILE: &CStr = c".mask";
 const COVER_FILE: &CStr = c".cover";
+/// Directories of the root tmpfs beside which an image's layers are laid: what hides its files, what
+/// code changes of them, and overlay's own.
+const UPON_IMAGE: &CStr = c".upon-image";
+const UPPER: &CStr = c".upper";
+const WORK: &CStr = c".work";
+/// The most layers that are laid over one another: at import more are merged into one.
+pub(crate) const MAX_LAYERS: usize = 10;
 
 pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -75,6 +82,115 @@ pub(super) fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Er
     open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
 }
 
+/// The root while it is made.
+pub(super) struct NewRoot {
+    /// The file system of all that the set-up makes.
+    tmpfs: OwnedFd,
+    /// Where files are made that lie above an image's; none: in the tmpfs itself.
+    upon_image: Option<OwnedFd>,
+    /// The image with these above it; none: the tmpfs is the root.
+    merged: Option<OwnedFd>,
+}
+
+impl NewRoot {
+    /// Mounts the root tmpfs over `/`, so that no directory of the host is needed; paths still start
+    /// at the old root, where this process's root directory stays until the pivot.
+    pub(super) fn mount(data: &ChildData) -> Result<Self, Errno> {
+        let tmpfs = new_tmpfs(data.root_size.as_deref(), Some(data.root_inodes.as_c_str()), c"0755", INSIDE)?;
+        move_mount(&tmpfs, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        let upon_image = data.has_image_root.then(|| make_directory(&tmpfs, UPON_IMAGE)).transpose()?;
+        Ok(NewRoot { tmpfs, upon_image, merged: None })
+    }
+
+    /// The tmpfs, whose own names code does not see where an image lies over it.
+    pub(super) fn tmpfs(&self) -> &OwnedFd {
+        &self.tmpfs
+    }
+
+    pub(super) fn into_tmpfs(self) -> OwnedFd {
+        self.tmpfs
+    }
+
+    /// Where directories, links and files of the root are made.
+    fn files(&self) -> &OwnedFd {
+        self.upon_image.as_ref().unwrap_or(&self.tmpfs)
+    }
+
+    /// What becomes `/`.
+    pub(super) fn top(&self) -> &OwnedFd {
+        self.merged.as_ref().unwrap_or(&self.tmpfs)
+    }
+
+    /// Mounts the image's layers below the files that were made so far, over `/` again.
+    fn lay_over(&mut self, layers: &[ChildLayer], writable: bool) -> Result<(), Errno> {
+        let mut opened: [Option<OwnedFd>; MAX_LAYERS] = [const { None }; MAX_LAYERS];
+        for (layer, place) in layers.iter().zip(&mut opened) {
+            let directory = tree::open_unlinked(layer.path.as_c_str())?;
+            let found = rustix::fs::fstat(&directory)?;
+            if (found.st_dev, found.st_ino) != layer.file_id {
+                return Err(Errno::STALE);
+            }
+            *place = Some(directory);
+        }
+        let context = fsopen(c"overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        // The topmost first. By descriptor, so that what was looked at is what is mounted.
+        let mut lower = DescriptorPaths::new();
+        lower.push(self.files())?;
+        opened.iter().flatten().rev().try_for_each(|layer| lower.push(layer))?;
+        fsconfig_set_string(&context, c"lowerdir", lower.text()?)?;
+        // A user namespace may not read trusted.*, and layers are written without it (CVE-2021-3493).
+        fsconfig_set_flag(&context, c"userxattr")?;
+        if writable {
+            for (option, name) in [(c"upperdir", UPPER), (c"workdir", WORK)] {
+                let mut path = DescriptorPaths::new();
+                let directory = make_directory(&self.tmpfs, name)?;
+                path.push(&directory)?;
+                fsconfig_set_string(&context, option, path.text()?)?;
+            }
+        }
+        fsconfig_create(&context)?;
+        let merged = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE)?;
+        move_mount(&merged, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        self.merged = Some(merged);
+        Ok(())
+    }
+}
+
+fn make_directory(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+    openat(parent, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The paths of descriptors in the host's `/proc`, with colons between, made without an allocation.
+struct DescriptorPaths {
+    bytes: [u8; MAX_DESCRIPTOR_PATHS],
+    length: usize,
+}
+
+/// A path has at most 26 bytes: 14, ten digits, a colon and the NUL.
+const MAX_DESCRIPTOR_PATHS: usize = 26 * (MAX_LAYERS + 1);
+
+impl DescriptorPaths {
+    fn new() -> Self {
+        DescriptorPaths { bytes: [0; MAX_DESCRIPTOR_PATHS], length: 0 }
+    }
+
+    fn push(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
+        let number = DecInt::from_fd(fd);
+        let colon: &[u8] = if self.length == 0 { b"" } else { b":" };
+        for part in [colon, b"/proc/self/fd/", number.as_bytes()] {
+            let end = self.length + part.len();
+            self.bytes.get_mut(self.length..end).ok_or(Errno::NAMETOOLONG)?.copy_from_slice(part);
+            self.length = end;
+        }
+        Ok(())
+    }
+
+    fn text(&self) -> Result<&CStr, Errno> {
+        CStr::from_bytes_until_nul(&self.bytes).map_err(|_| Errno::NAMETOOLONG)
+    }
+}
+
 /// What is needed again of the entries that were made.
 #[derive(Default)]
 pub(super) struct Made {
@@ -83,20 +199,28 @@ pub(super) struct Made {
     pub(super) modules: Option<OwnedFd>,
 }
 
-pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], made: &mut Made, layers: Layers) -> Result<(), Errno> {
+pub(super) fn make_entry(
+    new_root: &mut NewRoot,
+    entry: &Entry,
+    trees: &[Option<OwnedFd>],
+    made: &mut Made,
+    layers: Layers,
+) -> Result<(), Errno> {
+    let (files, root, tmpfs) = (new_root.files(), new_root.top(), new_root.tmpfs());
     let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
-        Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
+        Entry::Directory { target, mode } => match mkdirat(files, target.as_c_str(), Mode::from_raw_mode(*mode)) {
             // Above a scratch in /tmp, say, another entry has made it.
             Err(Errno::EXIST) => Ok(()),
             other => other,
         },
-        Entry::Link { target, to } => symlinkat(to.as_c_str(), root, target.as_c_str()),
+        Entry::Link { target, to } => symlinkat(to.as_c_str(), files, target.as_c_str()),
         // A mount point needs no contents, and so no descriptor.
         Entry::File { target, mode, text } if text.is_empty() => {
-            mknodat(root, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
+            mknodat(files, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
         }
-        Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
+        Entry::File { target, mode, text } => write_file(files, target, *mode, text).map(drop),
+        Entry::Image { layers, writable } => new_root.lay_over(layers, *writable),
         Entry::Bind { source, tree, target, executable } => {
             let copy;
             // Root has opened what belongs to the caller with the caller's rights.
@@ -120,7 +244,7 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
         }
         Entry::Writable { target } => {
             // A mount of its own stays writable when the root mount is sealed.
-            let own = copy_tree(root, target)?;
+            let own = copy_tree(files, target)?;
             attach(&own, root, target)
         }
         Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
@@ -152,20 +276,20 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
         // again, which waits for all CPUs.
         Entry::Mask { target } => match accessat(root, target.as_c_str(), Access::EXISTS, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
-            _ => attach(read_only_copy(root, MASK_FILE)?, root, target),
+            _ => attach(read_only_copy(tmpfs, MASK_FILE)?, root, target),
         },
         Entry::Cover { target, text } => {
-            write_file(root, COVER_FILE, 0o444, text)?;
-            attach(read_only_copy(root, COVER_FILE)?, root, target)?;
-            unlinkat(root, COVER_FILE, AtFlags::empty())
+            write_file(tmpfs, COVER_FILE, 0o444, text)?;
+            attach(read_only_copy(tmpfs, COVER_FILE)?, root, target)?;
+            unlinkat(tmpfs, COVER_FILE, AtFlags::empty())
         }
         Entry::Pipe { target } => {
             // Owned by the sandbox's user, who may only write: no process of the run reads
             // what another has written.
-            mknodat(root, target.as_c_str(), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+            mknodat(files, target.as_c_str(), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
             // To write as well, so that it does not hang up with each writer.
             let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let pipe = openat(root, target.as_c_str(), flags, Mode::empty())?;
+            let pipe = openat(files, target.as_c_str(), flags, Mode::empty())?;
             rustix::fs::fchmod(&pipe, Mode::from_raw_mode(0o200))?;
             made.modules = Some(pipe);
             Ok(())
@@ -189,18 +313,18 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             let flags = if layers.has(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
             set(tree, u64::from(flags.bits()), true)?;
             place(tree, root, target)?;
-            apply_rules(root, tree, rules).map_err(|(errno, _)| errno)
+            apply_rules(tmpfs, tree, rules).map_err(|(errno, _)| errno)
         }
-        Entry::Tmpfs { from, target } => place(copy_tree(root, from)?, root, target),
+        Entry::Tmpfs { from, target } => place(copy_tree(files, from)?, root, target),
         Entry::Laid { target, mode, bytes, writable } => {
-            write_file(root, COVER_FILE, *mode, bytes)?;
-            let copy = copy_tree(root, COVER_FILE)?;
+            write_file(tmpfs, COVER_FILE, *mode, bytes)?;
+            let copy = copy_tree(tmpfs, COVER_FILE)?;
             let read_only = if *writable { 0 } else { attr::RDONLY };
             set(&copy, read_only | attr::NOSUID | attr::NODEV, false)?;
             place(copy, root, target)?;
-            unlinkat(root, COVER_FILE, AtFlags::empty())
+            unlinkat(tmpfs, COVER_FILE, AtFlags::empty())
         }
-        Entry::StandIn => mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
+        Entry::StandIn => mknodat(tmpfs, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
     }
 }
 
@@ -222,7 +346,7 @@ pub(super) fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u
 }
 
 /// Mounts scratch at its place and returns its root.
-pub(super) fn mount_scratch(data: &ChildData, layers: Layers, sent: Option<OwnedFd>, root: &OwnedFd) -> StepResult<OwnedFd> {
+pub(super) fn mount_scratch(data: &ChildData, layers: Layers, sent: Option<OwnedFd>, root: &NewRoot) -> StepResult<OwnedFd> {
     let flags = if layers.has(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
     let scratch = match &data.scratch {
         ChildScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
@@ -233,8 +357,8 @@ pub(super) fn mount_scratch(data: &ChildData, layers: Layers, sent: Option<Owned
     };
     let read_only = if data.scratch_read_only { attr::RDONLY } else { 0 };
     stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
-    attach(&scratch, root, &data.scratch_target).at(Step::Scratch)?;
-    match apply_rules(root, &scratch, &data.scratch_rules) {
+    attach(&scratch, root.top(), &data.scratch_target).at(Step::Scratch)?;
+    match apply_rules(root.tmpfs(), &scratch, &data.scratch_rules) {
         Ok(()) => Ok(scratch),
         Err((errno, Some(index))) => Err(errno).at_entry(Step::ScratchRule, index),
         Err((errno, None)) => Err(errno).at(Step::ScratchRule),
@@ -242,20 +366,20 @@ pub(super) fn mount_scratch(data: &ChildData, layers: Layers, sent: Option<Owned
 }
 
 /// Lays over a host directory what its rules say; an error has the rule's place.
-fn apply_rules(root: &OwnedFd, directory: &OwnedFd, rules: &[ScratchRule]) -> Result<(), (Errno, Option<usize>)> {
+fn apply_rules(tmpfs: &OwnedFd, directory: &OwnedFd, rules: &[ScratchRule]) -> Result<(), (Errno, Option<usize>)> {
     let at = |errno| (errno, None);
     let hides = rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
     if hides {
-        mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).map_err(at)?;
-        mkdirat(root, HIDDEN_DIRECTORY, Mode::empty()).map_err(at)?;
+        mknodat(tmpfs, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).map_err(at)?;
+        mkdirat(tmpfs, HIDDEN_DIRECTORY, Mode::empty()).map_err(at)?;
     }
     for (index, rule) in rules.iter().enumerate() {
-        protect(root, directory, rule).map_err(|errno| (errno, Some(index)))?;
+        protect(tmpfs, directory, rule).map_err(|errno| (errno, Some(index)))?;
     }
     // What was laid over a path stays, without a name.
     if hides {
-        unlinkat(root, HIDDEN_FILE, AtFlags::empty()).map_err(at)?;
-        unlinkat(root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).map_err(at)?;
+        unlinkat(tmpfs, HIDDEN_FILE, AtFlags::empty()).map_err(at)?;
+        unlinkat(tmpfs, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).map_err(at)?;
     }
     Ok(())
 }
@@ -284,14 +408,6 @@ fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), 
     move_mount(&laid, c"", &place, c"", both_empty)
 }
 
-/// Mounts the root tmpfs over `/`, so that no directory of the host is needed; paths still start
-/// at the old root, where this process's root directory stays until the pivot.
-pub(super) fn mount_root(data: &ChildData) -> Result<OwnedFd, Errno> {
-    let root = new_tmpfs(data.root_size.as_deref(), Some(data.root_inodes.as_c_str()), c"0755", INSIDE)?;
-    move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    Ok(root)
-}
-
 /// Bounds the root's file system once nothing more is put there: what the set-up has needed does
 /// not count for the code, and what it has not needed is no room for the code.
 pub(super) fn bound_root(root: &OwnedFd, room: u64) -> Result<(), Errno> {
@@ -304,16 +420,19 @@ pub(super) fn bound_root(root: &OwnedFd, room: u64) -> Result<(), Errno> {
 
 /// Makes the new root this process's `/`, and detaches the old one, after which no path leads
 /// to the host.
-pub(super) fn pivot(root: &OwnedFd, layers: Layers) -> StepResult<()> {
-    rustix::process::fchdir(root).at(Step::PivotRoot)?;
+pub(super) fn pivot(root: &NewRoot, layers: Layers) -> StepResult<()> {
+    rustix::process::fchdir(root.top()).at(Step::PivotRoot)?;
     if layers.has(Layer::DetachedRoot) {
         rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
-        // The old root now lies over the new one.
+        // The old root now lies over the new one, and over that, where an image is the root, the tmpfs.
+        if root.merged.is_some() {
+            unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot)?;
+        }
         return unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot);
     }
     // In builds for tests alone. Not over the new one, or it counts as a chroot, in which no
     // user namespace can be made.
-    mkdirat(root, c".host", Mode::from_raw_mode(0o755)).at(Step::PivotRoot)?;
+    mkdirat(root.files(), c".host", Mode::from_raw_mode(0o755)).at(Step::PivotRoot)?;
     rustix::process::pivot_root(c".", c".host").at(Step::PivotRoot)
 }
 

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use stockade_policy::{
-    model::{Access, Policy, Scratch},
-    plan::is_program_directory,
+    model::{ANY_IMAGE, Access, Filesystem, Policy, Scratch},
+    plan::{is_in_image, is_program_directory},
 };
 
 use super::{Area, Difference};
@@ -22,12 +22,14 @@ pub(crate) struct VisiblePath {
 }
 
 /// The paths that a policy shows, in the order in which the plan binds them: what lies
-/// below an earlier one is not bound again, and a later one covers what it holds.
+/// below an earlier one is not bound again, and a later one covers what it holds. Where the root is an
+/// image's, it has those of the system.
 pub(crate) fn visible_paths(policy: &Policy) -> Vec<VisiblePath> {
     let mut out: Vec<VisiblePath> = Vec::new();
     let required = policy.filesystem.read_only.iter().map(|path| (path, is_program_directory(path), false));
     let optional = policy.filesystem.read_only_optional.iter().map(|path| (path, false, true));
-    for (path, executable, optional) in required.chain(optional) {
+    let is_of_host = |path: &Path| policy.filesystem.root.image.is_none() || !is_in_image(path);
+    for (path, executable, optional) in required.chain(optional).filter(|(path, ..)| is_of_host(path)) {
         // One that may be missing hides nothing that comes after it.
         if !out.iter().any(|earlier| !earlier.optional && path.starts_with(&earlier.path)) {
             out.push(VisiblePath { path: path.clone(), executable, optional });
@@ -96,6 +98,26 @@ pub(super) fn loosened_paths(ceiling: &Policy, policy: &Policy, out: &mut Vec<Di
             );
             out.push(difference.items(vec![venv.display().to_string()]).consequence("code can use every package installed there"));
         }
+    }
+}
+
+/// Images that code may be started from and could not be, and whether it may change them.
+pub(super) fn loosened_images(ceiling: &Filesystem, filesystem: &Filesystem, out: &mut Vec<Difference>) {
+    let own = |filesystem: &Filesystem| -> Vec<String> { filesystem.images.iter().chain(&filesystem.root.image).cloned().collect() };
+    let above = own(ceiling);
+    let is_new = |image: &String| !above.contains(image) && !above.iter().any(|image| image == ANY_IMAGE);
+    let named: Vec<String> = filesystem.images.iter().filter(|image| is_new(image)).cloned().collect();
+    if !named.is_empty() {
+        let difference = Difference::new(Area::Files, "[filesystem] images", "images that a request may have as its root").items(named);
+        out.push(difference.consequence("code can start every program of them"));
+    }
+    if let Some(image) = filesystem.root.image.as_ref().filter(|image| is_new(image)) {
+        let difference = Difference::new(Area::Files, "[filesystem] root", "the image that is the root").items(vec![image.clone()]);
+        out.push(difference.consequence("code can start every program of it"));
+    }
+    if filesystem.writable_root && !ceiling.writable_root {
+        let difference = Difference::new(Area::Files, "[filesystem] writable_root", "the root of an image is writable");
+        out.push(difference.consequence("code can change the programs that it starts later in the same run"));
     }
 }
 

@@ -3,7 +3,7 @@
 //! It adds a sentence only where the consequence of a value is not obvious.
 
 use stockade_policy::{
-    model::{Access, AuditMode, OUTPUT, Policy, SharedBy, SocketFamily},
+    model::{ANY_IMAGE, Access, AuditMode, OUTPUT, Policy, SharedBy, SocketFamily},
     names::ioctl_text,
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
 };
@@ -56,6 +56,9 @@ fn paths(policy: &Policy, wanted: impl Fn(&VisiblePath) -> bool) -> Vec<String> 
 
 fn read(policy: &Policy) -> Statements {
     let mut out = Statements::default();
+    if let Some(image) = &policy.filesystem.root.image {
+        out.text(format!("the root is image `{image}` of the store, in place of the host's /usr and /etc"));
+    }
     out.list("host paths, required", paths(policy, |visible| !visible.optional));
     out.list("host paths, if they exist", paths(policy, |visible| visible.optional));
     out.text("permissions: those of the run's user on the host");
@@ -71,6 +74,9 @@ fn read(policy: &Policy) -> Statements {
 fn write(policy: &Policy) -> Statements {
     let mut out = Statements::default();
     out.list("in memory, removed after the run", WRITABLE.map(str::to_owned).to_vec());
+    if policy.filesystem.writable_root {
+        out.text("the root of an image: writable for an ordinary user's runs, as before after the run; refused when root launches");
+    }
     let scratch = &policy.scratch;
     match scratch.access {
         Access::Rw => {
@@ -227,8 +233,14 @@ fn request(policy: &Policy) -> Statements {
     out.list("limits that it may raise and lower", open.iter().map(raised).collect());
     out.list("limits that it may only lower", fixed.iter().map(|key| text(key, policy.limits_max.get(*key))).collect());
     out.list("variables that it may set", policy.environment.accept.clone());
+    out.list("images that it may have as its root, in place of the host's /usr and /etc", images(policy));
     out.text("it names its scratch and brings code, arguments, stdin and files; it adds no path, system call or peer");
     out
+}
+
+fn images(policy: &Policy) -> Vec<String> {
+    let word = |image: &String| if image == ANY_IMAGE { String::from("each that the store has") } else { image.clone() };
+    policy.filesystem.images.iter().map(word).collect()
 }
 
 fn identity(policy: &Policy) -> Statements {

@@ -16,7 +16,7 @@ use stockade_policy::{
     may_be_shown,
     model::{Access, Policy},
     names,
-    plan::{CgroupPlan, HOME, Plan, find_runtime},
+    plan::{CgroupPlan, HOME, Mode, Plan, find_runtime, is_in_image},
     whitelist::{Name, Target},
 };
 use stockade_protocol::{
@@ -88,6 +88,24 @@ fn of_path(path: &str, error: PathError, plan: &Plan, policy: &Policy) -> Option
         true => format!("write below /tmp or {HOME} instead"),
         false => format!("write below {scratch}, /tmp or {HOME} instead"),
     };
+    if let (Some(image), PathLocation::Outside) = (&plan.image_root, &location) {
+        let title = image.title();
+        return match error {
+            PathError::Missing | PathError::Unknown if is_in_image(&real) => {
+                let help = format!("image {title} does not have it; bring it in the request's `files`, or take an image that has it");
+                hint("[filesystem]", None, help)
+            }
+            PathError::Missing | PathError::Unknown => {
+                let (allow, help) = shown_by(&real);
+                hint("[filesystem]", allow, help)
+            }
+            _ => {
+                // Root's launcher refuses it.
+                let allow = (plan.mode == Mode::Rootless).then(|| String::from("[filesystem] writable_root = true"));
+                hint("[filesystem] writable_root", allow, format!("the root is image {title}, and read-only: {elsewhere}"))
+            }
+        };
+    }
     match (location, error) {
         // Where some assistants' own sandboxes keep a user's files.
         (PathLocation::Outside, _) if real.starts_with("/mnt/data") => hint(
@@ -196,6 +214,10 @@ fn of_command(name: &str, plan: &Plan, policy: &Policy) -> Denial {
     // `python3.9` where there is `python`.
     let plain = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
     let near = find_runtime(policy, plain).map_or_else(|_| String::new(), |(runtime, _)| format!("; `{runtime}` is there"));
+    if let Some(image) = &plan.image_root {
+        let help = format!("image {} has no such program in PATH ({path}); take an image that has it", image.title());
+        return hint("command", name.to_owned(), "not found", "[filesystem]", None, help);
+    }
     let help = format!(
         "not found in PATH ({path}){near}; for a program elsewhere on the host, list its directory in [filesystem] read_only and call it by its absolute path"
     );

@@ -10,11 +10,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::RunRequest;
-use crate::{
-    facts::{HostFacts, PathKind},
-    model::Policy,
-};
+use super::{RunRequest, base_environment, program_there};
+use crate::{facts::HostFacts, model::Policy};
 
 /// The directory of the names, the last one on PATH.
 pub const COMMANDS: &str = "/run/stockade/bin";
@@ -31,7 +28,8 @@ pub(super) struct Commands {
 
 impl Commands {
     pub(super) fn new(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, read_only: Vec<PathBuf>) -> Self {
-        let Some(path) = policy.environment.set.get(PATH) else { return Commands { read_only, ..Commands::default() } };
+        let set = base_environment(policy, facts);
+        let Some(path) = set.get(PATH) else { return Commands { read_only, ..Commands::default() } };
         let directories: Vec<&Path> = path.split(':').map(Path::new).collect();
         let is_on_path = |program: &Path| program.parent().is_some_and(|directory| directories.contains(&directory));
         let chosen = run_request.interpreters.values().map(|interpreter| interpreter.program.as_path());
@@ -46,9 +44,7 @@ impl Commands {
             }
             let interpreter = runtime.interpreter();
             let replaced = run_request.interpreters.get(name).is_some_and(|chosen| chosen.program != interpreter);
-            if replaced || !is_on_path(&interpreter) || facts.paths.get(&interpreter) != Some(&PathKind::File) {
-                continue;
-            }
+            let Some(interpreter) = program_there(facts, &interpreter).filter(|program| !replaced && is_on_path(program)) else { continue };
             for name in runtime.aliases.iter().chain([name]).filter(|name| is_file_name(name)) {
                 if interpreter.file_name() != Some(name.as_ref()) {
                     links.insert(name.clone(), interpreter.clone());

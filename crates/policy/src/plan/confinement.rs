@@ -126,7 +126,15 @@ pub(super) fn plan_landlock(
     let scoped = scopes(abi);
     let mut rules = Vec::new();
     let mut rule = |path: &Path, rights: u64| rules.push(LandlockRule { path: path.to_path_buf(), rights: rights & handled });
-    rule(Path::new("/"), access::READ_DIR);
+    rule(
+        Path::new("/"),
+        match (&facts.image, policy.filesystem.writable_root) {
+            (None, _) => access::READ_DIR,
+            // An overlay is one file system to Landlock: no rule can name one of its layers.
+            (Some(_), false) => access::READ | access::EXECUTE,
+            (Some(_), true) => access::WRITE_PLAIN,
+        },
+    );
     // A view need not have one.
     if root.iter().any(|entry| matches!(entry, RootEntry::Directory { target, .. } if target == Path::new("etc"))) {
         rule(Path::new("/etc"), access::READ);

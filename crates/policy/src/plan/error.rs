@@ -68,12 +68,28 @@ pub enum PlanError {
         "runtime `{runtime}` compiles its code, so it has no interpreter to start by itself; send the code to `stockade exec`, or run its file by `stockade run`"
     )]
     Compiles { runtime: String },
+    #[error(
+        "runtime `{runtime}`: image {image} has no {}, and no program of that name on its PATH; take an image that has it, or start what it has by `stockade run --image`",
+        program.display()
+    )]
+    NotInImage { runtime: String, image: String, program: PathBuf },
+    #[error("image {image} names no command of its own (neither Entrypoint nor Cmd); write one behind `--`")]
+    NoCommand { image: String },
+    #[error(
+        "image {image}: its working directory {} {why}; name another by --scratch DIR, or send the program as code, which starts in scratch",
+        path.display()
+    )]
+    WorkingDirectory { image: String, path: PathBuf, why: &'static str },
+    #[error(
+        "[filesystem] writable_root: the files of root's images belong to root, an id that the sandbox's user namespace does not have, so the kernel cannot copy them up (EOVERFLOW); run as an ordinary user, or remove `writable_root` from policy `{policy}`"
+    )]
+    WritableRootAsRoot { policy: String },
     #[error("{} is not on this host", .0.display())]
     PrefixMissing(PathBuf),
     #[error("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", .0.display())]
     PathMissing(PathBuf),
     #[error(
-        "[runtimes.{runtime}.modules]: the policy refuses modules or events, and no interpreter of `{runtime}` can be watched for them: none of its prefixes has lib/python3.*/encodings/utf_8.py; name a CPython by --runtime {runtime}=PATH, or only note them"
+        "[runtimes.{runtime}.modules]: the policy refuses modules or events, and no interpreter of `{runtime}` can be watched for them: none of its prefixes has lib/python3.*/encodings/utf_8.py, or it is an image's; name a CPython of the host by --runtime {runtime}=PATH, or only note them"
     )]
     ModulesNotWatchable { runtime: String },
     #[error(transparent)]
@@ -106,6 +122,10 @@ impl PlanError {
             PlanError::EgressOnHost { .. } => "egress_unavailable",
             PlanError::ScratchOnHost { .. } => "scratch_not_idmappable",
             PlanError::InterpreterMissing { .. } | PlanError::CompilerMissing { .. } | PlanError::PrefixMissing(_) => "interpreter_missing",
+            PlanError::NotInImage { .. } => "interpreter_missing",
+            PlanError::NoCommand { .. } => "image_without_command",
+            PlanError::WorkingDirectory { .. } => "image_working_directory",
+            PlanError::WritableRootAsRoot { .. } => "writable_root_unavailable",
             PlanError::Compiles { .. } => "runtime_compiles",
             PlanError::PathMissing(_) => "path_missing",
             PlanError::ModulesNotWatchable { .. } => "modules_not_watchable",
@@ -123,6 +143,8 @@ impl PlanError {
             | PlanError::UnknownLanguage { .. }
             | PlanError::Compiles { .. }
             | PlanError::View(_)
+            | PlanError::NoCommand { .. }
+            | PlanError::WorkingDirectory { .. }
             | PlanError::VariableNotAccepted { .. } => true,
             PlanError::LayerMissing { .. }
             | PlanError::RootUid
@@ -133,6 +155,8 @@ impl PlanError {
             | PlanError::CompilerMissing { .. }
             | PlanError::PrefixMissing(_)
             | PlanError::PathMissing(_)
+            | PlanError::NotInImage { .. }
+            | PlanError::WritableRootAsRoot { .. }
             | PlanError::ModulesNotWatchable { .. } => false,
         }
     }

@@ -34,6 +34,11 @@ pub(super) fn plan_modules(
     };
     let own = own.map(|language| find_runtime(policy, language)).transpose()?.map(|(name, _)| name);
     let mut watched: Vec<_> = policy.runtimes.iter().filter(|(_, runtime)| runtime.modules.watches()).collect();
+    if facts.image.is_some() {
+        // Its interpreters are not looked for.
+        let denied = watched.iter().find(|(name, runtime)| Some(name.as_str()) == own && runtime.modules.denies());
+        return denied.map_or(Ok(Vec::new()), |(name, _)| Err(PlanError::ModulesNotWatchable { runtime: (*name).clone() }));
+    }
     watched.sort_by_key(|(name, _)| Some(name.as_str()) != own);
     let mut entries: Vec<RootEntry> = Vec::new();
     for (name, runtime) in &watched {

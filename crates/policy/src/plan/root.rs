@@ -12,10 +12,10 @@ use stockade_protocol::Limits;
 
 use super::{
     COMMANDS, HOME, Identity, PlanError, RootEntry, RunRequest, ScratchPlan, commands::Commands, confinement::usable_cpus, home_of,
-    modules::plan_modules, taken,
+    modules::plan_modules, plan_working_directory, taken,
 };
 use crate::{
-    facts::{HostFacts, PathKind},
+    facts::{HostFacts, ImageFacts, PathKind},
     model::Policy,
     whitelist::RESOLVER,
 };
@@ -85,6 +85,16 @@ impl RootBuilder {
         self.entries.push(RootEntry::Writable { target: Self::relative(path) });
     }
 
+    /// Puts the layers of an image below the directories, links and files: they hide what the image
+    /// has at their paths, and are the places that the rest is mounted on.
+    fn lay_over(&mut self, image: &ImageFacts, writable: bool) {
+        let is_file = |entry: &RootEntry| matches!(entry, RootEntry::Directory { .. } | RootEntry::Link { .. } | RootEntry::File { .. });
+        let (files, mounts): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_file);
+        self.entries = files;
+        self.entries.push(RootEntry::Image { layers: image.layers.clone(), writable });
+        self.entries.extend(mounts);
+    }
+
     /// Binds a host path at the same path, unless a bind above shows it already. The source is
     /// the path without symlinks, so that none is followed when it is mounted.
     fn bind(&mut self, path: &Path, facts: &HostFacts, kind: PathKind, executable: bool) {
@@ -118,19 +128,25 @@ pub(super) fn plan_root(
     plan_dev(&mut root, policy);
     plan_proc(&mut root);
     plan_etc(&mut root, identity.inside.1, policy, &identity.hostname);
+    if facts.image.is_some() && policy.egress.whitelist.is_empty() {
+        // Not the image's, which may name a resolver.
+        root.file("/etc/resolv.conf", 0o444, String::new());
+    }
     let writable = WRITABLE.map(PathBuf::from).to_vec();
     for path in &writable {
         root.writable(path);
     }
-    for (name, to) in &facts.links {
+    // An image has its own.
+    for (name, to) in facts.links.iter().filter(|_| facts.image.is_none()) {
         root.made.insert(format!("/{name}").into());
         root.entries.push(RootEntry::Link { target: PathBuf::from(name), to: PathBuf::from(to) });
     }
-    for path in &policy.filesystem.read_only {
+    let is_shown = |path: &&PathBuf| facts.image.is_none() || !is_in_image(path);
+    for path in policy.filesystem.read_only.iter().filter(is_shown) {
         let kind = facts.paths.get(path).copied().ok_or_else(|| PlanError::PathMissing(path.clone()))?;
         root.bind(path, facts, kind, is_program_directory(path));
     }
-    for path in &policy.filesystem.read_only_optional {
+    for path in policy.filesystem.read_only_optional.iter().filter(is_shown) {
         if let Some(kind) = facts.paths.get(path) {
             root.bind(path, facts, *kind, false);
         }
@@ -161,7 +177,22 @@ pub(super) fn plan_root(
         root.parent(alias);
         root.entries.push(RootEntry::Link { target: RootBuilder::relative(alias), to: scratch.path.clone() });
     }
+    if let Some(image) = &facts.image {
+        if let (Some(path), Some((_, None))) = (plan_working_directory(facts, run_request)?, &image.working_directory) {
+            root.directory(&path, 0o755);
+        }
+        root.lay_over(image, policy.filesystem.writable_root);
+    }
     Ok((root.entries, writable))
+}
+
+/// Directories of the operating system, which an image brings itself: a run from an image is shown
+/// none of the host's.
+const OF_SYSTEM: [&str; 8] = ["/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+
+/// Whether an image stands in for this path of the host.
+pub fn is_in_image(path: &Path) -> bool {
+    OF_SYSTEM.iter().any(|system| path.starts_with(system))
 }
 
 /// Whether a symlink to scratch can be made at this path. Where it cannot, the path does not

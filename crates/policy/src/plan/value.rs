@@ -81,6 +81,14 @@ pub enum RootEntry {
         /// Its text.
         text: String,
     },
+    /// An overlay of an image's layers below what the entries before it have made. What comes
+    /// after it is mounted on it.
+    Image {
+        /// The layers' directories on the host, bottom first.
+        layers: Vec<PathBuf>,
+        /// Code may change it; what it writes lies in the root tmpfs.
+        writable: bool,
+    },
     /// A host path, read-only, nosuid and nodev.
     Bind {
         /// The host's path.
@@ -335,6 +343,26 @@ pub struct EgressPlan {
     pub alerts: Vec<Alert>,
 }
 
+/// The image that is the root of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageRoot {
+    /// The name by which it was found.
+    pub name: Option<String>,
+    /// The digest of its manifest.
+    pub digest: String,
+    /// The user that it asks for, and does not get; empty: none.
+    pub user: String,
+    /// How many of its variables can be no variables, and are left out.
+    pub malformed_variables: usize,
+}
+
+impl ImageRoot {
+    /// Its name where it has one, and its digest.
+    pub fn title(&self) -> String {
+        self.name.as_ref().map_or_else(|| self.digest.clone(), |name| format!("{name}@{}", self.digest))
+    }
+}
+
 /// Every decision of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
@@ -351,6 +379,9 @@ pub struct Plan {
     /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home, while it is built. Then
     /// code has `tmp_size` beside what was built.
     pub root_size: Option<u64>,
+    /// The image that the root is made of; none: the host's directories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_root: Option<ImageRoot>,
     /// Scratch.
     pub scratch: ScratchPlan,
     /// Further directories of the host that code may write, each by as much as a scratch.
@@ -429,6 +460,7 @@ impl Plan {
             identity,
             root,
             root_size,
+            image_root,
             scratch,
             trees,
             working_directories,
@@ -453,6 +485,7 @@ impl Plan {
         } = self;
         (policy, policy_sha256, mode, identity, root, root_size)
             == (&other.policy, &other.policy_sha256, &other.mode, &other.identity, &other.root, &other.root_size)
+            && image_root == &other.image_root
             && (scratch, cpus, filter) == (&other.scratch, &other.cpus, &other.filter)
             && (trees, working_directories, callers_filters) == (&other.trees, &other.working_directories, &other.callers_filters)
             && (landlock, payload_landlock) == (&other.landlock, &other.payload_landlock)
@@ -486,6 +519,17 @@ impl Plan {
         share.map(|_| LimitKey::Cpus).into_iter().collect()
     }
 
+    /// Where the payload starts: the first of these that is there.
+    pub fn start_directories(&self) -> impl Iterator<Item = &Path> {
+        let scratch = self.working_directories.is_empty().then_some(self.scratch.path.as_path());
+        self.working_directories.iter().map(PathBuf::as_path).chain(scratch)
+    }
+
+    /// Code may change the root, which is an image's.
+    pub fn has_writable_root(&self) -> bool {
+        self.root.iter().any(|entry| matches!(entry, RootEntry::Image { writable: true, .. }))
+    }
+
     /// Mount points inside that may be writable.
     pub fn writable_mounts(&self) -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = self
@@ -497,6 +541,7 @@ impl Plan {
                 | RootEntry::Tree { target, .. }
                 | RootEntry::Tmpfs { target, .. }
                 | RootEntry::Laid { target, writable: true, .. } => Some(Path::new("/").join(target)),
+                RootEntry::Image { writable: true, .. } => Some(PathBuf::from("/")),
                 _ => None,
             })
             .collect();

@@ -52,6 +52,8 @@ class RunOptions(TypedDict, total=False):
     limits: Mapping[str, str | int | float]
     #: The same for the compiler of a language that has one; those not named are the policy's.
     compile_limits: Mapping[str, str | int | float]
+    #: The image whose files are the root, by name or digest, if the policy allows it.
+    image: str
     #: The template of the language, or "none" for an interpreter that is no copy of it; default:
     #: a copy where the policy has a template.
     template: str
