@@ -20,6 +20,7 @@ mod filters;
 mod first_hour;
 mod host_ids;
 mod image_pull;
+mod image_root;
 mod images_import;
 mod import_hooks;
 mod kernel;

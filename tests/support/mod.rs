@@ -4,6 +4,7 @@
 pub mod audit_log;
 pub mod control;
 pub mod exec;
+pub mod image_store;
 pub mod images;
 pub mod leftovers;
 pub mod load;
