@@ -784,7 +784,7 @@ pub(crate) enum Image {
     /// A tag is resolved once; prints NAME@DIGEST. A registry is asked by https, one of this host by
     /// plain HTTP unless --ca is given. Proxies are those of HTTPS_PROXY and NO_PROXY.
     Pull {
-        /// The image: [HOST/]NAME[:TAG][@sha256:DIGEST]; of Docker Hub where no host is named
+        /// The image: `[HOST/]NAME[:TAG][@sha256:DIGEST]`; of Docker Hub where no host is named
         #[arg(value_name = "REF")]
         reference: String,
         /// Its name in the store, in place of REF
