@@ -134,13 +134,14 @@ fn a_scratch_that_grew_while_the_launcher_was_stopped_is_in_the_result() {
     let ask = |name: &str, mebibytes: u32| {
         let scratch = scratch_named(name);
         let code = format!(
-            "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n\
+            "import os, time\ntime.sleep(0.5)\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n\
              for i in range({mebibytes}): open(str(i), 'wb').write(bytes(1 << 20))\nopen('done', 'w').close()\ntime.sleep(600)"
         );
         let request = json!({"code": code, "scratch": text(&scratch), "limits": {"wall": scaled_limit(4_000), "scratch_size": "16MiB"}});
         let child = start(&mut stockade(["exec", "--quiet"]), request.to_string().as_bytes());
         let there = |file: &str| eventually(Duration::from_secs(20), || scratch.join(file).exists());
         let signal = |signal| kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        // Half a second after its start, from which the launcher counts.
         assert!(there("begun"));
         signal(Signal::SIGSTOP);
         write_file(&scratch.join("go"), "");
