@@ -21,6 +21,7 @@ mod first_hour;
 mod host_ids;
 mod image_pull;
 mod image_root;
+mod image_systems;
 mod images_import;
 mod import_hooks;
 mod kernel;

@@ -134,9 +134,8 @@ pub(super) fn differences(cold: &Value, other: &Value, varies: bool) -> Vec<Stri
     all
 }
 
-/// The program in a process that was started for it, under the name that a session would give it.
-#[track_caller]
-pub(super) fn cold(policy: &str, request: &Value) -> Value {
+/// The request with its program under the name that a session would give it.
+pub(super) fn named(request: &Value) -> Value {
     let mut request = request.clone();
     let extension = match request["language"].as_str().unwrap_or("python") {
         "bash" | "sh" => "sh",
@@ -144,7 +143,13 @@ pub(super) fn cold(policy: &str, request: &Value) -> Value {
         _ => "py",
     };
     request["filename"] = json!(format!("{COLD_NAME}.{extension}"));
-    let result = exec_with(&["--policy", policy], request).result;
+    request
+}
+
+/// The program in a process that was started for it.
+#[track_caller]
+pub(super) fn cold(policy: &str, request: &Value) -> Value {
+    let result = exec_with(&["--policy", policy], named(request)).result;
     assert_eq!(result["started"], true, "{result}");
     result
 }
@@ -395,7 +400,7 @@ fn groups_of(lines: &[Value]) -> Vec<Group> {
     parts
 }
 
-test!(serial Both, what_tests_of_the_kernel_ask_for_ends_alike_after_each_start, seconds 120);
+test!(serial Both, what_tests_of_the_kernel_ask_for_ends_alike_after_each_start, needs [SlowAsUser], seconds 120);
 fn what_tests_of_the_kernel_ask_for_ends_alike_after_each_start() {
     let (counts, varied) = compare_all(groups_of(&recorded(&["suite::kernel::", "suite::cross_run::"])));
     assert!(counts[0] > 60 && counts[1] > 60 && counts[2] > 120, "{counts:?}");

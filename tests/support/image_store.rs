@@ -25,15 +25,22 @@ pub struct ImageStore {
 }
 
 impl ImageStore {
+    /// One that has nothing yet, for `stockade image`.
+    pub fn empty() -> Self {
+        let path = if is_root() { directory().join("images") } else { directory().join("home/.local/share/stockade/images") };
+        fs::create_dir_all(&path).unwrap();
+        ImageStore { path }
+    }
+
     /// One without images, which has the layer `programs`.
     pub fn new() -> Self {
-        let path = if is_root() { directory().join("images") } else { directory().join("home/.local/share/stockade/images") };
+        let store = ImageStore::empty();
+        let path = store.path();
         for part in ["layers", "flat", "images", "names", "tmp"] {
             fs::create_dir_all(path.join(part)).unwrap();
         }
         fs::write(path.join("format"), "1\n").unwrap();
         fs::write(path.join("lock"), "").unwrap();
-        let store = ImageStore { path };
         store.layer("programs", copy_programs);
         store
     }
