@@ -209,7 +209,7 @@ fn record(bed: &Bed) -> (Vec<Point>, World) {
     (points, World::of(&result))
 }
 
-test!(serial Both, a_call_that_fails_stops_the_run_or_changes_nothing, needs [ShippedProgram], seconds 900);
+test!(serial Both, a_call_that_fails_stops_the_run_or_changes_nothing, needs [ShippedProgram, SlowAsUser], seconds 900);
 fn a_call_that_fails_stops_the_run_or_changes_nothing() {
     let bed = Bed::new();
     let (points, usual) = record(&bed);
@@ -233,7 +233,7 @@ fn a_call_that_fails_stops_the_run_or_changes_nothing() {
     assert!(wrong.is_empty(), "{} of {} points:\n{}", wrong.len(), points.len(), wrong.join("\n"));
 }
 
-test!(serial Both, a_process_killed_at_any_call_leaves_nothing, needs [ShippedProgram], seconds 900);
+test!(serial Both, a_process_killed_at_any_call_leaves_nothing, needs [ShippedProgram, SlowAsUser], seconds 900);
 fn a_process_killed_at_any_call_leaves_nothing() {
     let bed = Bed::new();
     let (points, _) = record(&bed);

@@ -46,7 +46,7 @@ fn a_program_cannot_tell_that_its_interpreter_had_been_started() {
     }
 }
 
-test!(Both, honest_programs_end_alike_in_an_interpreter_that_waited, seconds 240);
+test!(Both, honest_programs_end_alike_in_an_interpreter_that_waited, needs [SlowAsUser], seconds 240);
 fn honest_programs_end_alike_in_an_interpreter_that_waited() {
     let corpora = [
         ("python", include_str!("../corpus/benign-python-1.txt")),

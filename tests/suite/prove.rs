@@ -174,7 +174,7 @@ fn recipes() -> Vec<(String, String)> {
     blocks.map(|(name, rest)| (name.trim_end_matches(".toml").to_owned(), rest.split("```").next().unwrap().to_owned())).collect()
 }
 
-test!(Both, every_recipe_of_help_tighten_is_proven, seconds 400);
+test!(Both, every_recipe_of_help_tighten_is_proven, needs [SlowAsUser], seconds 400);
 fn every_recipe_of_help_tighten_is_proven() {
     let policies = PolicyDirectory::new();
     let recipes = recipes();

@@ -202,7 +202,7 @@ fn a_program_cannot_tell_that_its_interpreter_is_a_copy() {
     }
 }
 
-test!(Both, honest_programs_end_alike_in_a_copy, seconds 240);
+test!(Both, honest_programs_end_alike_in_a_copy, needs [SlowAsUser], seconds 240);
 fn honest_programs_end_alike_in_a_copy() {
     let corpora = [include_str!("../corpus/benign-python-1.txt"), include_str!("../corpus/benign-python-2.txt")];
     let policies = PolicyDirectory::new();
@@ -263,7 +263,7 @@ fn no_two_copies_draw_the_same_random_value() {
     draw_in_forty(&mut ready_session(&["--policy", &policy]), "");
 }
 
-test!(Both, no_two_copies_of_numpy_draw_the_same_random_value, needs [DataScience], seconds 120);
+test!(Both, no_two_copies_of_numpy_draw_the_same_random_value, needs [DataScience, SlowAsUser], seconds 120);
 fn no_two_copies_of_numpy_draw_the_same_random_value() {
     let numpy = "import numpy, pandas\nvalues.update(numpy=numpy.random.random(), generator=numpy.random.default_rng().random(), \
                  sample=pandas.Series(range(10 ** 6)).sample(3).tolist())";
