@@ -345,6 +345,11 @@ fn many_layers_become_one_tree_as_an_overlay_shows_them() {
     let mut layers = vec![Layer::plain(&base().directory("d/").file("d/below", "x").file("gone", "x"))];
     layers.extend((0..12).map(|number| Layer::plain(&Tar::new().directory("d/").file(&format!("d/f{number}"), "x"))));
     layers.push(Layer::plain(&Tar::new().file(".wh.gone", "").directory("d/").file("d/.wh.f3", "").file("bin/foo", "foo")));
+    for long in [Tar::new().pax("path", &"n/".repeat(2049)).file("x", ""), Tar::new().pax("linkpath", &"n".repeat(4097)).hard_link("x", "")]
+    {
+        fs::write(directory().join("long"), long.bytes()).unwrap();
+        refused(&directory().join("long"), &[], "more than 4096 bytes");
+    }
     // The same layer twice, as an empty one often is.
     layers.push(layers[1].clone());
     import(&Layout::new(&layers).write("many"), &["--name", "many"]);

@@ -54,6 +54,9 @@ pub enum ImportError {
     /// Bytes that are not those that were promised.
     #[error("{what} has the digest {found}, and {expected} is promised: the image is damaged or was changed")]
     Digest {
+    /// An archive of too many files, or of names that are too long.
+    #[error("{} has more than 10,000 files, or a name or link of more than 4096 bytes; no archive of an image has", .0.display())]
+    Files(PathBuf),
         /// Of what.
         what: String,
         /// What it has.
@@ -94,7 +97,7 @@ pub enum ImportError {
         max: u64,
     },
     /// The disk is nearly full.
-    #[error("the file system of {} has less than 256 MiB free, which stay free; make room (`stockade image gc` removes what no image has)", .0.display())]
+    #[error("the file system of {} has less than 256 MiB or 10,000 inodes free, which stay free; make room (`stockade image gc` removes what no image has)", .0.display())]
     NoRoom(PathBuf),
     /// Runs hold images.
     #[error("a run or an import holds images of the store, so no layer is removed; call `stockade image gc` when it has ended")]
@@ -109,6 +112,16 @@ pub enum ImportError {
 
 impl From<FetchError> for ImportError {
     fn from(error: FetchError) -> Self {
+    /// The merged tree of many layers.
+    #[error(
+        "the merged tree of the layers needs more than the {bytes} bytes or {entries} files and directories that --max-size and the file system still have room for"
+    )]
+    Merged {
+        /// How many bytes it may have beside those of the layers.
+        bytes: u64,
+        /// How many files and directories.
+        entries: u64,
+    },
         ImportError::Registry(Box::new(error))
     }
 }

@@ -39,7 +39,7 @@ pub struct Imported {
 
 /// How much one image may have.
 pub fn budget(max: u64) -> Budget {
-    Budget { max, archives: max, trees: Limits { bytes: max, entries: MAX_ENTRIES } }
+    Budget { max, blobs: max, archives: max, trees: Limits { bytes: max, entries: MAX_ENTRIES } }
 }
 
 /// A layer that is there, or is made.
@@ -72,8 +72,9 @@ pub fn import(
         writer.name(&staging, name, &found.digest)?;
         return Ok(Imported { record: image.record, name: name.to_owned(), dropped: Dropped::default(), was_there: true });
     }
-    let layers = make_layers(writer, &staging, found, blobs, max_size)?;
-    let record = record(found, &layers, merge(writer, &staging, &layers)?, source);
+    let mut budget = budget(max_size);
+    let layers = make_layers(writer, &staging, found, blobs, &mut budget)?;
+    let record = record(found, &layers, merge(writer, &staging, &layers, &budget)?, source);
     writer.sync(&staging)?;
     for layer in layers.iter().filter(|layer| layer.made.is_some()) {
         if let Some(made) = writer.store.path().join(&layer.tree).parent() {
@@ -92,13 +93,19 @@ pub fn import(
     Ok(Imported { record, name: name.to_owned(), dropped, was_there: false })
 }
 
-fn make_layers(writer: &Writer, staging: &Staging, found: &Found, blobs: &dyn Blobs, max_size: u64) -> Result<Vec<Ready>, ImportError> {
+fn make_layers(
+    writer: &Writer,
+    staging: &Staging,
+    found: &Found,
+    blobs: &dyn Blobs,
+    budget: &mut Budget,
+) -> Result<Vec<Ready>, ImportError> {
     let total = found.layers.iter().map(|layer| match &layer.blob {
         LayerBlob::Described(blob) => blob.size,
         LayerBlob::File(_) => 0,
     });
     let progress = Progress::new(total.sum());
-    let (mut budget, mut ready) = (budget(max_size), Vec::<Ready>::new());
+    let mut ready = Vec::<Ready>::new();
     let mut chain_id: Option<Digest> = None;
     for (number, layer) in found.layers.iter().enumerate() {
         progress.says(format!("layer {}/{}", number + 1, found.layers.len()));
@@ -111,7 +118,7 @@ fn make_layers(writer: &Writer, staging: &Staging, found: &Found, blobs: &dyn Bl
                 fs::create_dir_all(writer.store.path().join(&tree)).attempt("make", &tree)?;
                 let below: Vec<String> = ready.iter().map(|layer| layer.tree.clone()).collect();
                 let target = Target { store: writer.store.path(), tree: &tree, below: &below };
-                let record = unpack(&layer.diff_id, &layer.blob, blobs, &target, &mut budget, &progress)?;
+                let record = unpack(&layer.diff_id, &layer.blob, blobs, &target, budget, &progress)?;
                 let key = if record.refers_below { own.clone() } else { layer.diff_id.clone() };
                 write(&staging.path().join(format!("{number}/layer.json")), &json(&record))?;
                 Ready { key, record, tree, made: Some(number) }
@@ -147,7 +154,11 @@ fn unpack(
     progress: &Progress,
 ) -> Result<LayerRecord, ImportError> {
     let (bytes, promised) = match blob {
-        LayerBlob::Described(blob) => (blobs.blob(blob)?, Some((&blob.digest, blob.size))),
+        LayerBlob::Described(blob) => {
+            // A decompressor can find nothing in a blob that never ends.
+            budget.blobs = budget.blobs.checked_sub(blob.size).ok_or(ImportError::TooLarge { max: budget.max })?;
+            (blobs.blob(blob)?, Some((&blob.digest, blob.size)))
+        }
         LayerBlob::File(name) => (blobs.file(name)?, None),
     };
     let done = layer::unpack(bytes, &Promised { diff_id, blob: promised }, target, budget, progress)?;
@@ -167,7 +178,7 @@ pub fn chain(below: &Digest, diff_id: &Digest) -> Digest {
 }
 
 /// The merged tree, where an overlay of the layers would have too many.
-fn merge(writer: &Writer, staging: &Staging, layers: &[Ready]) -> Result<Option<FlatRef>, ImportError> {
+fn merge(writer: &Writer, staging: &Staging, layers: &[Ready], budget: &Budget) -> Result<Option<FlatRef>, ImportError> {
     if layers.len() <= MAX_LOWER {
         return Ok(None);
     }
@@ -183,7 +194,9 @@ fn merge(writer: &Writer, staging: &Staging, layers: &[Ready]) -> Result<Option<
         let root = staging.path().join("flat/root");
         fs::create_dir_all(&root).attempt("make", &root)?;
         let trees: Vec<_> = layers.iter().map(|layer| writer.store.path().join(&layer.tree)).collect();
-        tree::merge(&trees, &root)?;
+        // Its directories are those of the layers, which have been counted.
+        let limits = Limits { bytes: budget.trees.bytes, entries: MAX_ENTRIES };
+        tree::merge(&trees, &root, limits.within_room(writer.store.path())?)?;
         root
     };
     Ok(Some(FlatRef { chain_id, tree: tree::digest(&root)? }))
@@ -237,5 +250,36 @@ pub fn verify(writer: &Writer, record: &ImageRecord) -> Result<(), ImportError> 
     match &record.flat {
         Some(flat) => check(&writer.store.flat(&flat.chain_id).join("root"), &flat.tree),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+    use crate::{manifest::Descriptor, source::Blob};
+
+    /// Has nothing.
+    struct NoBlobs;
+
+    impl Blobs for NoBlobs {
+        fn blob(&self, descriptor: &Descriptor) -> Result<Blob, ImportError> {
+            Err(ImportError::Missing { what: descriptor.digest.to_string() })
+        }
+    }
+
+    #[test]
+    fn blobs_of_more_bytes_than_an_image_may_have_are_not_asked_for() {
+        let digest = digest_of(b"");
+        let mut budget = budget(1000);
+        let mut ask = |size: u64| {
+            let descriptor: Descriptor = serde_json::from_value(serde_json::json!({"digest": digest.to_string(), "size": size})).unwrap();
+            let target = Target { store: Path::new("/"), tree: "", below: &[] };
+            unpack(&digest, &LayerBlob::Described(descriptor), &NoBlobs, &target, &mut budget, &Progress::new(0)).unwrap_err()
+        };
+        assert!(matches!(ask(1 << 62), ImportError::TooLarge { max: 1000 }));
+        assert!(matches!(ask(600), ImportError::Missing { .. }), "the control");
+        assert!(matches!(ask(600), ImportError::TooLarge { .. }), "all together");
     }
 }

@@ -24,7 +24,10 @@ use std::{
     thread,
 };
 
-use rustix::{fs::statvfs, pipe::fcntl_setpipe_size};
+use rustix::{
+    fs::{StatVfs, statvfs},
+    pipe::fcntl_setpipe_size,
+};
 use sha2::{Digest as _, Sha256};
 use stockade_images::Digest;
 
@@ -40,6 +43,8 @@ use crate::{
 
 /// Bytes of a file system that an import leaves free.
 const KEPT_FREE: u64 = 256 << 20;
+/// Inodes of it that an import leaves free.
+const KEPT_INODES: u64 = 10_000;
 /// Bytes after which the file system is asked again how much is free.
 const ASK_AFTER: u64 = 32 << 20;
 /// The most bytes of what a process says of its work.
@@ -77,6 +82,8 @@ pub struct Target<'a> {
 pub struct Budget {
     /// The limit in bytes, for errors.
     pub max: u64,
+    /// Bytes of blobs, compressed as they are.
+    pub blobs: u64,
     /// Bytes of uncompressed archives.
     pub archives: u64,
     /// What unpackers may make.
@@ -243,16 +250,35 @@ impl Budget {
             since_asked += length;
             if since_asked >= ASK_AFTER {
                 since_asked = 0;
-                check_room(store).map_err(Stopped::Limit)?;
+                room(store).map_err(Stopped::Limit)?;
             }
             Ok(())
         }
     }
 }
 
-fn check_room(store: &Path) -> Result<(), ImportError> {
+/// What may be made on the store's file system beside what stays free.
+fn room(store: &Path) -> Result<Limits, ImportError> {
     let found = statvfs(store).attempt("look at the file system of", store)?;
-    if found.f_bavail.saturating_mul(found.f_frsize) < KEPT_FREE { Err(ImportError::NoRoom(store.to_owned())) } else { Ok(()) }
+    room_of(&found).ok_or_else(|| ImportError::NoRoom(store.to_owned()))
+}
+
+fn room_of(found: &StatVfs) -> Option<Limits> {
+    let bytes = found.f_bavail.saturating_mul(found.f_frsize).checked_sub(KEPT_FREE);
+    // One that makes inodes as they are needed, such as btrfs, says that it has none at all.
+    let entries = if found.f_files == 0 { Some(u64::MAX) } else { found.f_favail.checked_sub(KEPT_INODES) };
+    bytes.zip(entries).map(|(bytes, entries)| Limits { bytes, entries })
+}
+
+impl Limits {
+    /// The same, but no more than the store's file system has room for.
+    ///
+    /// # Errors
+    /// It has none, or does not say it.
+    pub fn within_room(self, store: &Path) -> Result<Self, ImportError> {
+        let room = room(store)?;
+        Ok(Limits { bytes: self.bytes.min(room.bytes), entries: self.entries.min(room.entries) })
+    }
 }
 
 /// Writes the archive of a layer, and compares both digests. False: its reader has ended early.
@@ -312,7 +338,8 @@ pub fn unpack(
 ) -> Result<Unpacked, ImportError> {
     let failed = |why| ImportError::Unpack { layer: promised.diff_id.clone(), why };
     let mut arguments: Vec<OsString> = vec![UNPACK.into(), target.store.into(), target.tree.into()];
-    arguments.extend([budget.trees.bytes, budget.trees.entries].map(|limit| limit.to_string().into()));
+    let limits = budget.trees.within_room(target.store)?;
+    arguments.extend([limits.bytes, limits.entries].map(|limit| limit.to_string().into()));
     arguments.extend(target.below.iter().map(OsString::from));
     let mut worker = Worker::start(&arguments)?;
     let mut stdin = worker.0.stdin.take().ok_or_else(|| failed("it has no stdin".into()))?;
@@ -361,5 +388,25 @@ pub fn expand(
         (Err(Stopped::Read(error)), ..) | (_, Err(Stopped::Read(error)), _) => Err(error).attempt("read", what),
         (.., Some(why)) => Err(io::Error::other(why)).attempt("decompress", what),
         _ => Ok(Some(into)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn bytes_and_inodes_stay_free() {
+        let mut found = statvfs("/").unwrap();
+        (found.f_frsize, found.f_bavail) = (4096, (KEPT_FREE >> 12) + 2);
+        (found.f_files, found.f_favail) = (100_000, KEPT_INODES + 3);
+        let room = |found: &StatVfs| room_of(found).map(|room| (room.bytes, room.entries));
+        assert_eq!(room(&found), Some((8192, 3)));
+        let few_inodes = StatVfs { f_favail: KEPT_INODES - 1, ..found };
+        assert_eq!(room(&few_inodes), None);
+        assert_eq!(room(&StatVfs { f_bavail: 0, ..found }), None);
+        assert_eq!(room(&StatVfs { f_files: 0, ..few_inodes }), Some((8192, u64::MAX)), "without a number of inodes");
     }
 }

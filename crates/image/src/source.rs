@@ -27,6 +27,8 @@ use crate::{
 
 /// The most files of an archive: each is a blob, or a few to a layer.
 const MAX_FILES: usize = 10_000;
+/// The longest name or target in it, in bytes: all of them are kept in memory.
+const MAX_NAME_LEN: usize = 4096;
 /// The most links that lead from one name in an archive to another.
 const MAX_LINKS: usize = 8;
 /// The most indexes in indexes.
@@ -203,6 +205,9 @@ impl ArchiveFiles {
         let mut archive = Archive::new(BufReader::new(file.as_fd().try_clone_to_owned().map(File::from).attempt("open", path)?));
         let mut files = HashMap::new();
         while let Some(entry) = archive.next_entry()? {
+            if files.len() >= MAX_FILES || entry.name.len().max(entry.target.len()) > MAX_NAME_LEN {
+                return Err(ImportError::Files(path.to_owned()));
+            }
             let place = match entry.kind {
                 Kind::File => Place::At { position: entry.position, size: entry.size },
                 Kind::Symlink => Place::Link(beside(&entry.name, &entry.target)),
@@ -210,9 +215,6 @@ impl ArchiveFiles {
                 _ => continue,
             };
             let name = entry.name.strip_prefix(b"./").unwrap_or(&entry.name).to_vec();
-            if files.len() >= MAX_FILES {
-                return Err(ImportError::TooLong { what: format!("the list of files of {}", path.display()) });
-            }
             archive.seek_over()?;
             files.insert(name, place);
         }

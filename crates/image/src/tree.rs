@@ -2,13 +2,14 @@
 //!
 //! Both read what an unpacker has made, by descriptors and through no link. The digest covers names, kinds,
 //! modes, contents, targets and the mark of opaque directories, and neither times nor owners. A merged
-//! tree is what an overlay of the layers would show; its files are hard links to theirs.
+//! tree is what an overlay of the layers would show; its files are hard links to theirs, or to one copy where
+//! a file can have no more.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs::File,
     io::{self, Read},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::Path,
 };
 
@@ -21,7 +22,7 @@ use stockade_images::Digest;
 
 use crate::{
     error::{Attempt, ImportError},
-    unpack::is_opaque,
+    unpack::{Limits, is_opaque},
 };
 
 /// The digest of a tree.
@@ -30,9 +31,37 @@ use crate::{
 /// It cannot be read.
 pub fn digest(root: &Path) -> Result<Digest, ImportError> {
     let mut hash = Sha256::new();
-    let mut buffer = vec![0; 128 << 10];
-    open_root(root).and_then(|root| Ok(digest_below(&root, &mut hash, &mut buffer)?)).attempt("read", root)?;
+    let mut contents = Contents { buffer: vec![0; 128 << 10], known: HashMap::new() };
+    open_root(root).and_then(|root| Ok(digest_below(&root, &mut hash, &mut contents)?)).attempt("read", root)?;
     Ok(Digest::of_bytes(&hash.finalize().into()))
+}
+
+/// Digests of files, each of which is read once however many names it has.
+struct Contents {
+    buffer: Vec<u8>,
+    /// By inode; a tree lies in one file system.
+    known: HashMap<u64, [u8; 32]>,
+}
+
+impl Contents {
+    fn digest(&mut self, directory: &OwnedFd, name: &[u8], found: &Stat) -> Result<[u8; 32], Errno> {
+        if let Some(known) = self.known.get(&found.st_ino) {
+            return Ok(*known);
+        }
+        let mut file = File::from(open_below(directory, name, OFlags::NONBLOCK)?);
+        let mut hash = Sha256::new();
+        loop {
+            match file.read(&mut self.buffer).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))? {
+                0 => break,
+                length => hash.update(&self.buffer[..length]),
+            }
+        }
+        let digest = hash.finalize().into();
+        if found.st_nlink > 1 {
+            self.known.insert(found.st_ino, digest);
+        }
+        Ok(digest)
+    }
 }
 
 fn open_root(root: &Path) -> io::Result<OwnedFd> {
@@ -61,7 +90,7 @@ fn look(directory: impl AsFd, name: &[u8]) -> Result<(FileType, Stat), Errno> {
     Ok((FileType::from_raw_mode(found.st_mode), found))
 }
 
-fn digest_below(directory: &OwnedFd, hash: &mut Sha256, buffer: &mut [u8]) -> Result<(), Errno> {
+fn digest_below(directory: &OwnedFd, hash: &mut Sha256, contents: &mut Contents) -> Result<(), Errno> {
     // What has a length says it first, so no two trees are the same bytes.
     let text = |hash: &mut Sha256, text: &[u8]| {
         hash.update((text.len() as u64).to_le_bytes());
@@ -73,18 +102,9 @@ fn digest_below(directory: &OwnedFd, hash: &mut Sha256, buffer: &mut [u8]) -> Re
         text(hash, &name);
         hash.update(found.st_mode.to_le_bytes());
         match kind {
-            FileType::Directory => digest_below(&open_below(directory, &name, OFlags::DIRECTORY)?, hash, buffer)?,
+            FileType::Directory => digest_below(&open_below(directory, &name, OFlags::DIRECTORY)?, hash, contents)?,
             FileType::Symlink => text(hash, fs::readlinkat(directory, &name[..], Vec::new())?.as_bytes()),
-            FileType::RegularFile => {
-                hash.update(found.st_size.to_le_bytes());
-                let mut file = File::from(open_below(directory, &name, OFlags::NONBLOCK)?);
-                loop {
-                    match file.read(buffer).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))? {
-                        0 => break,
-                        length => hash.update(&buffer[..length]),
-                    }
-                }
-            }
+            FileType::RegularFile => hash.update(contents.digest(directory, &name, &found)?),
             // A whiteout: its mode has said so.
             _ => {}
         }
@@ -94,36 +114,100 @@ fn digest_below(directory: &OwnedFd, hash: &mut Sha256, buffer: &mut [u8]) -> Re
 }
 
 /// Makes the tree that an overlay of these layers, bottom first, would show, in an empty directory of the
-/// same file system.
+/// same file system. `limits` are for what it makes beside hard links.
 ///
 /// # Errors
-/// The kernel refuses.
-pub fn merge(layers: &[impl AsRef<Path>], into: &Path) -> Result<(), ImportError> {
+/// It would make more, or the kernel refuses.
+pub fn merge(layers: &[impl AsRef<Path>], into: &Path, limits: Limits) -> Result<(), ImportError> {
     let open = || layers.iter().rev().map(|layer| open_root(layer.as_ref())).collect::<io::Result<Vec<_>>>();
-    let merged = open().and_then(|top_first| Ok(merge_below(&top_first, &open_root(into)?)?));
-    merged.attempt("merge the layers into", into)
+    let (top_first, root) = open().and_then(|top_first| Ok((top_first, open_root(into)?))).attempt("merge the layers into", into)?;
+    match (Merge { left: limits, copies: HashMap::new() }).below(&top_first, &root) {
+        Ok(()) => Ok(()),
+        Err(Stopped::Limit) => Err(ImportError::Merged { bytes: limits.bytes, entries: limits.entries }),
+        Err(Stopped::Kernel(errno)) => Err(errno).attempt("merge the layers into", into),
+    }
 }
 
-fn merge_below(top_first: &[OwnedFd], into: &OwnedFd) -> Result<(), Errno> {
-    let mut seen = HashSet::new();
-    for (at, directory) in top_first.iter().enumerate() {
-        for name in names(directory)? {
-            if seen.contains(&name) {
-                continue;
-            }
-            match look(directory, &name)?.0 {
-                FileType::Directory => {
-                    let below = same_directory(&top_first[at..], &name)?;
-                    fs::mkdirat(into, &name[..], Mode::from_raw_mode(0o755))?;
-                    merge_below(&below, &open_below(into, &name, OFlags::DIRECTORY)?)?;
-                }
-                FileType::CharacterDevice => {}
-                _ => link_or_copy(directory, into, &name)?,
-            }
-            seen.insert(name);
-        }
+/// Why a merge has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Stopped {
+    Limit,
+    Kernel(Errno),
+}
+
+impl From<Errno> for Stopped {
+    fn from(errno: Errno) -> Self {
+        Stopped::Kernel(errno)
     }
-    Ok(())
+}
+
+/// A merge of layers.
+struct Merge {
+    left: Limits,
+    /// The last copy of a file that can have no more links, by the file's inode.
+    copies: HashMap<u64, OwnedFd>,
+}
+
+impl Merge {
+    fn below(&mut self, top_first: &[OwnedFd], into: &OwnedFd) -> Result<(), Stopped> {
+        let mut seen = HashSet::new();
+        for (at, directory) in top_first.iter().enumerate() {
+            for name in names(directory)? {
+                if seen.contains(&name) {
+                    continue;
+                }
+                match look(directory, &name)?.0 {
+                    FileType::Directory => {
+                        let below = same_directory(&top_first[at..], &name)?;
+                        self.count(0)?;
+                        fs::mkdirat(into, &name[..], Mode::from_raw_mode(0o755))?;
+                        self.below(&below, &open_below(into, &name, OFlags::DIRECTORY)?)?;
+                    }
+                    FileType::CharacterDevice => {}
+                    _ => match fs::linkat(directory, &name[..], into, &name[..], AtFlags::empty()) {
+                        // ext4 allows 65,000 links to one file.
+                        Err(Errno::MLINK) => self.link_to_copy(directory, into, &name)?,
+                        done => done?,
+                    },
+                }
+                seen.insert(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts one file or directory, and bytes.
+    fn count(&mut self, bytes: u64) -> Result<(), Stopped> {
+        let left = self.left.bytes.checked_sub(bytes).zip(self.left.entries.checked_sub(1));
+        self.left = left.map(|(bytes, entries)| Limits { bytes, entries }).ok_or(Stopped::Limit)?;
+        Ok(())
+    }
+
+    /// Gives a name in the merged tree to a copy of a file, which is made where there is none or it can have no
+    /// more links either.
+    fn link_to_copy(&mut self, from: &OwnedFd, into: &OwnedFd, name: &[u8]) -> Result<(), Stopped> {
+        let (kind, found) = look(from, name)?;
+        if kind == FileType::Symlink {
+            self.count(0)?;
+            return Ok(fs::symlinkat(fs::readlinkat(from, name, Vec::new())?, into, name)?);
+        }
+        if let Some(copy) = self.copies.get(&found.st_ino) {
+            // AT_EMPTY_PATH needs a capability; this leads to the open file without one (linkat(2)).
+            let copy = format!("/proc/self/fd/{}", copy.as_raw_fd());
+            match fs::linkat(fs::CWD, copy, into, name, AtFlags::SYMLINK_FOLLOW) {
+                Err(Errno::MLINK) => {}
+                done => return Ok(done?),
+            }
+        }
+        self.count(u64::try_from(found.st_size).unwrap_or(u64::MAX))?;
+        let mode = Mode::from_raw_mode(found.st_mode & 0o777);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut source = File::from(open_below(from, name, OFlags::NONBLOCK)?);
+        let mut copy = File::from(fs::openat(into, name, flags, mode)?);
+        io::copy(&mut source, &mut copy).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        self.copies.insert(found.st_ino, copy.into());
+        Ok(())
+    }
 }
 
 /// The directories of this name that are one, top first: down to an opaque one, or to what is none.
@@ -143,20 +227,62 @@ fn same_directory(top_first: &[OwnedFd], name: &[u8]) -> Result<Vec<OwnedFd>, Er
     Ok(same)
 }
 
-fn link_or_copy(from: &OwnedFd, into: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
-    match fs::linkat(from, name, into, name, AtFlags::empty()) {
-        // ext4 allows 65,000 links to one file.
-        Err(Errno::MLINK) => {}
-        done => return done,
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::{env, fs, os::unix::fs::MetadataExt, path::PathBuf, process};
+
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let path = env::temp_dir().join(format!("stockade-tree-{}-{name}", process::id()));
+        fs::create_dir(&path).unwrap();
+        path
     }
-    let (kind, found) = look(from, name)?;
-    if kind == FileType::Symlink {
-        return fs::symlinkat(fs::readlinkat(from, name, Vec::new())?, into, name);
+
+    #[test]
+    fn a_file_of_many_names_is_read_once_and_the_digest_is_that_of_files_of_their_own() {
+        let (linked, apart) = (directory("linked"), directory("apart"));
+        fs::write(linked.join("a"), "content").unwrap();
+        fs::hard_link(linked.join("a"), linked.join("b")).unwrap();
+        for name in ["a", "b"] {
+            fs::write(apart.join(name), "content").unwrap();
+        }
+        assert_eq!(digest(&linked).unwrap(), digest(&apart).unwrap());
+        fs::write(apart.join("b"), "CONTENT").unwrap();
+        assert_ne!(digest(&linked).unwrap(), digest(&apart).unwrap());
+        // What was read of the first name is what the second has, even where it cannot be read any more.
+        let root = open_root(&linked).unwrap();
+        let mut contents = Contents { buffer: vec![0; 16], known: HashMap::new() };
+        let (_, found) = look(&root, b"a").unwrap();
+        let first = contents.digest(&root, b"a", &found).unwrap();
+        fs::remove_file(linked.join("b")).unwrap();
+        assert_eq!(contents.digest(&root, b"b", &found).unwrap(), first);
+        contents.known.clear();
+        assert_eq!(contents.digest(&root, b"b", &found), Err(Errno::NOENT), "the control");
+        [linked, apart].iter().for_each(|path| fs::remove_dir_all(path).unwrap());
     }
-    let mode = Mode::from_raw_mode(found.st_mode & 0o777);
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut source = File::from(open_below(from, name, OFlags::NONBLOCK)?);
-    let mut copy = File::from(fs::openat(into, name, flags, mode)?);
-    io::copy(&mut source, &mut copy).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    Ok(())
+
+    #[test]
+    fn a_file_with_no_links_left_is_copied_once_and_within_the_limits() {
+        let (from, into) = (directory("from"), directory("into"));
+        fs::write(from.join("a"), "four").unwrap();
+        fs::hard_link(from.join("a"), from.join("b")).unwrap();
+        let (layer, tree) = (open_root(&from).unwrap(), open_root(&into).unwrap());
+        let mut merge = Merge { left: Limits { bytes: 7, entries: 2 }, copies: HashMap::new() };
+        for name in [b"a", b"b"] {
+            merge.link_to_copy(&layer, &tree, name).unwrap();
+        }
+        let [a, b] = ["a", "b"].map(|name| fs::metadata(into.join(name)).unwrap());
+        assert_eq!((a.ino(), a.nlink(), merge.left.bytes, merge.left.entries), (b.ino(), 2, 3, 1));
+        assert_eq!(fs::read(into.join("b")).unwrap(), b"four");
+        // Another file of four bytes has no room.
+        fs::write(from.join("c"), "more").unwrap();
+        assert_eq!(merge.link_to_copy(&layer, &tree, b"c"), Err(Stopped::Limit));
+        assert!(!into.join("c").exists());
+        merge.left.bytes = 4;
+        merge.link_to_copy(&layer, &tree, b"c").unwrap();
+        [from, into].iter().for_each(|path| fs::remove_dir_all(path).unwrap());
+    }
 }

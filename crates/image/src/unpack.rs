@@ -116,10 +116,12 @@ pub enum Problem {
     #[error("the target of the symbolic link is empty or has more than 4095 bytes")]
     Target,
     /// More bytes than allowed.
-    #[error("with it the image has more than {0} bytes; --max-size allows more")]
+    #[error("with it the image has more than {0} bytes, the most that --max-size allows or that the file system has room for")]
     Bytes(u64),
     /// More entries than allowed.
-    #[error("with it the image has more than {0} files, directories and links, the most allowed")]
+    #[error(
+        "with it the image has more than {0} files, directories and links, the most that are allowed or that the file system has room for"
+    )]
     Entries(u64),
     /// The kernel refuses.
     #[error("{0} it: {1}")]
