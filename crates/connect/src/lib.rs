@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    env, io,
+    env,
+    io::{self, Read},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Arc,
+    sync::{Arc, mpsc},
+    thread,
     time::Duration,
 };
 
@@ -131,14 +133,14 @@ pub fn words_of(error: &Error, silence: Duration) -> String {
 pub struct GetentResolver;
 
 impl Resolver for GetentResolver {
-    fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+    fn resolve(&self, uri: &Uri, _: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
         let host = uri.host().unwrap_or_default();
         let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let found = match bare.parse() {
             Ok(address) => vec![address],
             Err(_) if is_loopback(host) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
-            Err(_) => look_up(bare)?,
+            Err(_) => look_up(bare, timeout)?,
         };
         let mut addresses = self.empty();
         found.into_iter().take(8).for_each(|address: IpAddr| addresses.push(SocketAddr::new(address, port)));
@@ -146,11 +148,11 @@ impl Resolver for GetentResolver {
     }
 }
 
-fn look_up(host: &str) -> Result<Vec<IpAddr>, Error> {
-    let asked = Command::new(GETENT).args(["--", "ahosts", host]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+fn look_up(host: &str, timeout: NextTimeout) -> Result<Vec<IpAddr>, Error> {
+    let asked = output_within(Command::new(GETENT).args(["--", "ahosts", host]), *timeout.after);
     let failed = |error| io::Error::other(format!("{GETENT}, which resolves names, could not be started ({error}); name an IP address"));
-    let answer = asked.map_err(failed)?;
-    let lines = String::from_utf8_lossy(&answer.stdout).into_owned();
+    let answer = asked.map_err(failed)?.ok_or(Error::Timeout(timeout.reason))?;
+    let lines = String::from_utf8_lossy(&answer);
     let streams = lines.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let address = words.next()?.parse().ok()?;
@@ -159,9 +161,30 @@ fn look_up(host: &str) -> Result<Vec<IpAddr>, Error> {
     Ok(streams.collect())
 }
 
+/// What a command writes to stdout. None: it has not ended in time, and was killed.
+fn output_within(command: &mut Command, limit: Duration) -> io::Result<Option<Vec<u8>>> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let (sender, receiver) = mpsc::channel();
+    if let Some(mut stdout) = child.stdout.take() {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let read = stdout.read_to_end(&mut bytes).map(|_| bytes);
+            // No thread waits for it once the time has passed.
+            let _unheard = sender.send(read);
+        });
+    }
+    let answer = receiver.recv_timeout(limit);
+    // One that has closed its stdout has said all.
+    let _ended = child.kill();
+    child.wait()?;
+    answer.ok().transpose()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::time::Instant;
 
     use super::*;
 
@@ -180,6 +203,16 @@ mod tests {
         ] {
             assert_eq!(is_loopback(host), is, "{host}");
         }
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_in_time_is_killed() {
+        let quick = output_within(Command::new("/bin/echo").arg("said"), Duration::from_secs(60)).unwrap();
+        assert_eq!(quick.as_deref(), Some(&b"said\n"[..]), "the control");
+        let begun = Instant::now();
+        assert_eq!(output_within(Command::new("/bin/sleep").arg("60"), Duration::from_millis(50)).unwrap(), None);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(output_within(&mut Command::new("/missing"), Duration::from_secs(1)).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, Read},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use stockade_images::Digest;
@@ -19,6 +19,8 @@ use crate::{
 
 /// Bytes of each second, below which a server only seems to send.
 const MIN_PACE: u64 = 1 << 10;
+/// Bytes that are read at once of what is left out.
+const SKIPPED_AT_ONCE: usize = 64 << 10;
 
 /// A blob of a registry, which is asked for when it is read. Its errors have a [`FetchError`] inside.
 pub struct Blob {
@@ -36,6 +38,40 @@ struct Transfer {
     body: BodyReader<'static>,
     /// Since when, and how many bytes since then.
     pace: (Instant, u64),
+}
+
+impl Transfer {
+    /// Counts bytes that came.
+    fn check_pace(&mut self, count: usize, silence: Duration) -> Result<(), FetchError> {
+        self.pace.1 += count as u64;
+        let window = silence * 2;
+        if self.pace.0.elapsed() > window {
+            if self.pace.1 < MIN_PACE * window.as_secs() {
+                let why = format!("it sent {} bytes in {} s", self.pace.1, window.as_secs());
+                return Err(FetchError::Broken { server: self.server.clone(), why });
+            }
+            self.pace = (Instant::now(), 0);
+        }
+        Ok(())
+    }
+
+    /// Leaves out what is here already, of an answer that begins at the beginning.
+    fn skip(&mut self, mut bytes: u64, silence: Duration) -> Result<(), FetchError> {
+        let mut buffer = vec![0; SKIPPED_AT_ONCE];
+        while bytes > 0 {
+            let most = usize::try_from(bytes).unwrap_or(usize::MAX).min(SKIPPED_AT_ONCE);
+            match self.body.read(buffer.get_mut(..most).unwrap_or_default()) {
+                // What is read next says that it has ended.
+                Ok(0) => return Ok(()),
+                Ok(count) => {
+                    self.check_pace(count, silence)?;
+                    bytes -= count as u64;
+                }
+                Err(error) => return Err(broken(&self.server, Error::from(error), silence)),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Blob {
@@ -82,17 +118,8 @@ impl Blob {
             Ok(count) if room == 0 && count > 0 => return Err(self.length(&transfer.server, String::from("more bytes"))),
             Ok(count) => count,
         };
+        transfer.check_pace(count, timeouts.silence)?;
         self.has += count as u64;
-        transfer.pace.1 += count as u64;
-        let window = timeouts.silence * 2;
-        if transfer.pace.0.elapsed() > window {
-            if transfer.pace.1 < MIN_PACE * window.as_secs() {
-                self.has -= count as u64;
-                let why = format!("it sent {} bytes in {} s", transfer.pace.1, window.as_secs());
-                return Err(FetchError::Broken { server: transfer.server, why });
-            }
-            transfer.pace = (Instant::now(), 0);
-        }
         self.transfer = Some(transfer);
         Ok(count)
     }
@@ -112,8 +139,7 @@ impl Blob {
         }
         let mut transfer = Transfer { server: answer.server, body: answer.body, pace: (Instant::now(), 0) };
         if !goes_on && self.has > 0 {
-            let again = io::copy(&mut (&mut transfer.body).take(self.has), &mut io::sink());
-            again.map_err(|error| broken(&transfer.server, Error::from(error), self.registry.timeouts().silence))?;
+            transfer.skip(self.has, self.registry.timeouts().silence)?;
         }
         Ok(transfer)
     }

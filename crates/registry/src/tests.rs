@@ -355,6 +355,26 @@ fn a_server_that_sends_a_byte_now_and_then_is_left() {
     assert_eq!(server.count(&format!("GET {}", image.layer_path())), 5);
 }
 
+#[test]
+fn a_server_that_sends_slowly_what_is_here_already_is_left() {
+    let image = Image::new();
+    let layer = image.layer_path();
+    let server = image.served(move |head, stream| {
+        (path_of(head) == layer).then(|| {
+            send(stream, 200, "Content-Length: 200000\r\n", &[b'a'; 1000]);
+            // It goes on from the beginning.
+            while header(head, "range").is_some() && stream.write_all(b"a").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+            None
+        })
+    });
+    let begun = Instant::now();
+    let slow = Options { timeouts: Timeouts { silence: Duration::from_millis(500), ..options().timeouts }, ..options() };
+    assert!(error_of(&server, &slow).contains("bytes in 1 s"));
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
 /// A registry that wants a token of a realm; the realm, which gives it, and whether with the password.
 fn with_token(image: Image, realm: String) -> Server {
     image.served(move |head, _| {

@@ -2,7 +2,8 @@
 //! its realm gives (<https://distribution.github.io/distribution/spec/auth/token/>).
 //!
 //! A registry names its realm itself, so the realm is no stranger's only if it is the registry's own
-//! host, one of the same domain, or one that the user names; no other gets the password. A realm is
+//! host, one of the same domain, or one that the user names; no other gets the password. Where the registry
+//! itself is asked by plain HTTP, only one that the user names does. A realm is
 //! asked by https, or on this host; it is followed nowhere. The scope is always ours: to read this one image.
 
 use serde::Deserialize;
@@ -92,7 +93,20 @@ fn check_secrecy(registry: &Registry, to: &Uri) -> Result<(), FetchError> {
     }
     let authority = to.authority().map(|authority| authority.as_str()).unwrap_or_default();
     let own = registry.base().host().unwrap_or_default();
-    if is_kin(own, host) || registry.is_auth_host(authority) { Ok(()) } else { refuse("it is another's host", true) }
+    if registry.is_auth_host(authority) {
+        Ok(())
+    } else if is_by_plain_http(registry.base()) {
+        refuse("the registry is asked by plain HTTP, so anyone between can have named that host", true)
+    } else if is_kin(own, host) {
+        Ok(())
+    } else {
+        refuse("it is another's host", true)
+    }
+}
+
+/// Whether others can read and change what is asked of a registry.
+fn is_by_plain_http(base: &Uri) -> bool {
+    base.scheme_str() != Some("https") && !is_loopback(base.host().unwrap_or_default())
 }
 
 /// Whether a host is the registry, below it, or in the domain that the registry is in.
@@ -116,7 +130,23 @@ fn percent_encoded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use super::*;
+    use crate::Options;
+
+    #[test]
+    fn a_realm_that_plain_http_names_gets_no_password_unless_the_user_names_it() {
+        let hosts = |host: &str| vec![host.to_owned()];
+        let registry = |options| Registry::new("registry.example.com/a/b:1".parse().unwrap(), options).unwrap();
+        let realm: Uri = "https://auth.example.com/token".parse().unwrap();
+        let plain = Options { insecure_http: hosts("registry.example.com"), ..Options::default() };
+        let error = check_secrecy(&registry(plain.clone()), &realm).unwrap_err().to_string();
+        assert!(error.contains("plain HTTP") && error.contains("--auth-host"), "{error}");
+        check_secrecy(&registry(Options { auth_hosts: hosts("auth.example.com"), ..plain }), &realm).unwrap();
+        // The control: the same realm of the same registry, which is asked by TLS.
+        check_secrecy(&registry(Options::default()), &realm).unwrap();
+    }
 
     #[test]
     fn a_password_goes_to_the_registrys_own_domain() {
