@@ -104,10 +104,10 @@ fn run(task: Task) -> Result<(), ImportError> {
             if json { print_json(&images) } else { print(show::table(&images).trim_end()) }
         }
         Task::Inspect(image) => print_json(&show::inspect(&open()?, &image)?),
-        Task::Verify(images) => verify(&Writer { store: open()? }, &images),
-        Task::Remove(images) => remove(&Writer { store: open()? }, &images),
+        Task::Verify(images) => verify(&Writer::of(open()?)?, &images),
+        Task::Remove(images) => remove(&Writer::of(open()?)?, &images),
         Task::Collect => {
-            let removed = Writer { store: open()? }.gc()?;
+            let removed = Writer::of(open()?)?.gc()?;
             print(&format!("{removed} layers and merged trees removed"))
         }
     }

@@ -6,15 +6,15 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, DirBuilder, File, TryLockError},
+    fs::{self, DirBuilder, File, Permissions, TryLockError},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
 use serde::Serialize;
-use stockade_images::{Digest, FORMAT, ImageRecord, Store};
+use stockade_images::{Digest, FORMAT, ImageError, ImageRecord, Store};
 
 use crate::error::{Attempt, ImportError};
 
@@ -72,13 +72,27 @@ impl Writer {
             for part in std::iter::once(path.to_owned()).chain(PARTS.map(|part| path.join(part))) {
                 make_directory(&part)?;
             }
-            File::options().create(true).append(true).open(path.join("lock")).attempt("make", path.join("lock"))?;
+            let lock = path.join("lock");
+            File::options().create(true).append(true).mode(0o600).open(&lock).attempt("make", lock)?;
             // Last: what has a format is whole. Two that make it at once write the same.
             let made = path.join(format!("format.{}", std::process::id()));
             write(&made, FORMAT.as_bytes())?;
             fs::rename(&made, path.join("format")).attempt("make", path.join("format"))?;
         }
-        Ok(Writer { store: Store::open(path, owner)? })
+        Writer::of(Store::open(path, owner)?)
+    }
+
+    /// To change a store that is there.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn of(store: Store) -> Result<Self, ImportError> {
+        // Who can open a file to read it can lock it (flock(2)), and so hold up all others.
+        for (part, mode) in [("lock", 0o600), ("tmp", 0o700)] {
+            let path = store.path().join(part);
+            fs::set_permissions(&path, Permissions::from_mode(mode)).attempt("set the mode of", path)?;
+        }
+        Ok(Writer { store })
     }
 
     fn path(&self, part: &str) -> PathBuf {
@@ -173,7 +187,11 @@ impl Writer {
     /// # Errors
     /// There is none, or the kernel refuses.
     pub fn remove(&self, name_or_digest: &str) -> Result<Option<Digest>, ImportError> {
-        let (name, digest) = self.store.find(name_or_digest)?;
+        let (name, digest) = match self.store.find(name_or_digest) {
+            // The file of a name that says no digest.
+            Err(ImageError::Damaged { path, .. }) => return fs::remove_file(&path).attempt("remove", path).map(|()| None),
+            found => found?,
+        };
         let is_all = name.is_none() || name_or_digest.contains('@');
         // An unreadable record can be removed, too.
         let path = self.store.image(&digest);
@@ -191,7 +209,7 @@ impl Writer {
         }
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_all => {
-                Err(stockade_images::ImageError::UnknownDigest { digest, store: self.store.path().to_owned() }.into())
+                Err(ImageError::UnknownDigest { digest, store: self.store.path().to_owned() }.into())
             }
             done => done.attempt("remove", path).map(|()| Some(digest)),
         }
@@ -269,4 +287,51 @@ pub fn json(value: &impl Serialize) -> Vec<u8> {
     let mut text = serde_json::to_vec_pretty(value).unwrap_or_default();
     text.push(b'\n');
     text
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    fn writer(name: &str) -> (PathBuf, Writer) {
+        let path = std::env::temp_dir().join(format!("stockade-writer-{}-{name}", std::process::id()));
+        let writer = Writer::open(&path, rustix::process::geteuid().as_raw()).unwrap();
+        (path, writer)
+    }
+
+    #[test]
+    fn what_can_be_locked_no_other_user_can_open() {
+        let (path, writer) = writer("modes");
+        drop(writer.stage().unwrap());
+        let modes = || ["lock", "tmp", "layers"].map(|part| fs::metadata(path.join(part)).unwrap().mode() & 0o777);
+        assert_eq!(modes(), [0o600, 0o700, 0o755]);
+        // As a store has them that an earlier version made.
+        for (part, mode) in [("lock", 0o644), ("tmp", 0o755)] {
+            fs::set_permissions(path.join(part), Permissions::from_mode(mode)).unwrap();
+        }
+        Writer::of(writer.store).unwrap();
+        assert_eq!(modes(), [0o600, 0o700, 0o755]);
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_name_can_be_removed_and_hides_no_other() {
+        let (path, writer) = writer("damaged");
+        let digest = Digest::of_bytes(&[1; 32]);
+        let staging = writer.stage().unwrap();
+        for name in ["good:1", "good:2", "bad:1"] {
+            writer.name(&staging, name, &digest).unwrap();
+        }
+        fs::write(writer.store.name("bad:1").unwrap(), "rubbish").unwrap();
+        assert!(matches!(writer.store.find("bad:1"), Err(ImageError::Damaged { .. })));
+        assert_eq!(writer.store.names().unwrap().len(), 2);
+        assert_eq!(writer.remove("good:1").unwrap(), None);
+        assert_eq!(writer.remove("bad:1").unwrap(), None);
+        assert_eq!(writer.store.entries("names").unwrap().len(), 1);
+        assert!(matches!(writer.store.find("bad:1"), Err(ImageError::UnknownName { .. })));
+        drop(staging);
+        fs::remove_dir_all(path).unwrap();
+    }
 }

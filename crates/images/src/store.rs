@@ -127,7 +127,7 @@ impl Store {
         Ok(Image { name, layers, record, held })
     }
 
-    /// The name and digest that a text stands for.
+    /// The name and digest that a text stands for. It has a name only if the store has the digest by it.
     ///
     /// # Errors
     /// It names nothing that the store has.
@@ -143,7 +143,10 @@ impl Store {
         }
         if let Some((name, digest)) = name_or_digest.split_once('@') {
             check_name(name)?;
-            return Ok((Some(name.to_owned()), parse(digest)?));
+            let digest = parse(digest)?;
+            // Who asks chooses this name, and it is shown: one that the store does not know is none.
+            let is_its_name = self.digest_of(name).is_ok_and(|named| named.as_ref() == Some(&digest));
+            return Ok((is_its_name.then(|| name.to_owned()), digest));
         }
         let with_tag =
             (!name_or_digest.rsplit('/').next().is_some_and(|last| last.contains(':'))).then(|| format!("{name_or_digest}:latest"));
@@ -210,15 +213,17 @@ impl Store {
         Ok(records)
     }
 
-    /// Every name with its image, by name.
+    /// Every name with its image, by name. One that is damaged names nothing, and can be removed.
     ///
     /// # Errors
     /// The store or a name cannot be read.
     pub fn names(&self) -> Result<Vec<(String, Digest)>, ImageError> {
         let mut names = Vec::new();
         for name in self.entries("names")?.iter().filter_map(|file| unescape(file)) {
-            if let Some(digest) = self.digest_of(&name)? {
-                names.push((name, digest));
+            match self.digest_of(&name) {
+                Ok(Some(digest)) => names.push((name, digest)),
+                Ok(None) | Err(ImageError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(names)
@@ -238,7 +243,7 @@ impl Store {
     }
 
     /// The store's lock, shared: no layer is removed while it is held. It waits for a removal, which
-    /// renames layers away and so takes milliseconds.
+    /// renames layers away and so takes milliseconds; no other user can open the file and lock it.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -328,6 +333,11 @@ mod tests {
             assert!(lock.try_lock().is_err(), "held");
             drop(image);
             lock.try_lock().unwrap();
+        }
+        // A name that was asked for beside a digest is the image's only if the store says so.
+        for (name, is) in [("python:latest", true), ("trusted:1", false)] {
+            let image = store.resolve(&format!("{name}@{}", digest(1))).unwrap();
+            assert_eq!(image.name, is.then(|| name.to_owned()));
         }
         for text in ["python:3", "../names", "", "sha256:..", &digest(9).to_string(), "python@sha256:1"] {
             assert!(store.resolve(text).is_err(), "{text}");
