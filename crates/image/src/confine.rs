@@ -2,8 +2,10 @@
 //!
 //! The decompressor can read stdin, write stdout and use memory. The unpacker can besides make and
 //! remove directories, files, links and whiteouts in the one tree that it unpacks, and read the trees
-//! of the layers below; Landlock holds it to these, and without Landlock it does not start. Neither has
-//! a capability, a network, or another program to start. Those of root stay uid 0, which owns the store,
+//! of the layers below; Landlock holds it to these, and without Landlock it does not start. Landlock does
+//! not cover times and extended attributes: code that takes the unpacker over can change those of the
+//! owner's files in the layers below too, which no tree's digest covers but for the mark of an opaque
+//! directory. Neither has a capability, a network, or another program to start. Those of root stay uid 0, which owns the store,
 //! and have no right but those of an owner.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +35,7 @@ const WHITEOUT: &[ArgumentCheck] = &[
     ArgumentCheck::OneOf { argument: 3, ignored: 0, values: &[0] },
 ];
 /// Of an open file, by no path: Landlock does not forbid this call.
-const NO_PATH: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[0] }];
+const NO_PATH: &[ArgumentCheck] = &[ArgumentCheck::Null { argument: 1 }];
 /// A build with debug assertions asks before it closes a descriptor.
 const DESCRIPTOR_FLAGS: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD] }];
 

@@ -20,7 +20,10 @@ use crate::{
     process::{place_descriptor, rlimit, set_rlimit},
     seccomp::{
         Instruction, load_filter,
-        program::{ALLOW, ARCHITECTURE, ARCHITECTURE_X86_64, KILL_PROCESS, NUMBER, and, answer, any_bit, equal, jump, load, load_argument},
+        program::{
+            ALLOW, ARCHITECTURE, ARCHITECTURE_X86_64, KILL_PROCESS, NUMBER, and, answer, any_bit, equal, jump, load, load_argument,
+            load_high_half,
+        },
     },
 };
 
@@ -106,7 +109,7 @@ pub struct CallRule {
     pub checks: &'static [ArgumentCheck],
 }
 
-/// A condition on the low half of an argument.
+/// A condition on an argument, on its low half where nothing else is said.
 #[derive(Clone, Copy, Debug)]
 pub enum ArgumentCheck {
     /// With the ignored bits cleared it is one of the values.
@@ -124,6 +127,11 @@ pub enum ArgumentCheck {
         argument: u32,
         /// The bits.
         bits: u32,
+    },
+    /// It is a null pointer: both halves are 0.
+    Null {
+        /// Its index, from 0.
+        argument: u32,
     },
 }
 
@@ -347,6 +355,9 @@ impl Filter {
                 }
             }
             ArgumentCheck::Without { argument, bits } => self.push(&[load_argument(argument), any_bit(bits, 0, 1)])?,
+            ArgumentCheck::Null { argument } => {
+                self.push(&[load_argument(argument), equal(0, 0, 2), load_high_half(argument), equal(0, 1, 0)])?;
+            }
         }
         self.push(&[jump(rest)])
     }
@@ -365,6 +376,56 @@ impl ArgumentCheck {
         match self {
             ArgumentCheck::OneOf { values, .. } => 3 + values.len() as u32,
             ArgumentCheck::Without { .. } => 3,
+            ArgumentCheck::Null { .. } => 5,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALL: u32 = 280;
+
+    /// Runs a filter with one rule as the kernel does, on a call of its number and its second argument.
+    fn run(checks: &'static [ArgumentCheck], argument: u64) -> u32 {
+        let Ok(filter) = Filter::new(&[CallRule { number: CALL, checks }]) else { panic!("too long") };
+        let (mut at, mut word) = (0, 0);
+        loop {
+            let [code, _, when_true, when_false, value @ ..] = filter.instructions()[at].0.to_le_bytes();
+            let value = u32::from_le_bytes(value);
+            let jump = |holds: bool| usize::from(if holds { when_true } else { when_false });
+            at += 1 + match code {
+                0x20 => {
+                    word = match value {
+                        NUMBER => CALL,
+                        ARCHITECTURE => ARCHITECTURE_X86_64,
+                        24 => argument as u32,
+                        28 => (argument >> 32) as u32,
+                        _ => 0,
+                    };
+                    0
+                }
+                0x54 => {
+                    word &= value;
+                    0
+                }
+                0x05 => value as usize,
+                0x15 => jump(word == value),
+                0x45 => jump(word & value != 0),
+                _ => return value,
+            };
+        }
+    }
+
+    #[test]
+    fn a_null_pointer_is_null_in_both_halves() {
+        const NULL: &[ArgumentCheck] = &[ArgumentCheck::Null { argument: 1 }];
+        const LOW_HALF: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[0] }];
+        assert_eq!(run(NULL, 0), ALLOW);
+        for pointer in [1, 1 << 31, 1 << 32, 1 << 63, u64::MAX] {
+            assert_eq!(run(NULL, pointer), KILL_PROCESS, "{pointer:x}");
+        }
+        assert_eq!((run(LOW_HALF, 1 << 32), run(LOW_HALF, 1)), (ALLOW, KILL_PROCESS), "the control");
     }
 }

@@ -52,6 +52,10 @@ pub mod program {
     pub const fn load_argument(index: u32) -> Instruction {
         load(16 + 8 * index)
     }
+    /// Loads the high half of an argument.
+    pub const fn load_high_half(index: u32) -> Instruction {
+        load(20 + 8 * index)
+    }
     /// Clears all other bits of the loaded word.
     pub const fn and(mask: u32) -> Instruction {
         instruction(0x54, 0, 0, mask)
