@@ -90,6 +90,42 @@ fn a_layout_becomes_an_image_that_is_listed_verified_and_removed() {
     assert_eq!(stored(), Vec::<String>::new());
 }
 
+test!(Both, what_verify_finds_names_every_image_that_must_go_before_it_is_imported_again);
+fn what_verify_finds_names_every_image_that_must_go_before_it_is_imported_again() {
+    let hidden = "\u{9b}31m\u{202e}";
+    let shared = Layer::gzip(&base());
+    let layouts = ["a", "b"].map(|name| {
+        let layers = [shared.clone(), Layer::plain(&Tar::new().file(name, "x"))];
+        let diff_ids = layers.clone().map(|layer| digest(&layer.archive));
+        let layout = Layout::with(&layers, &diff_ids, "linux/amd64", json!({"Env": [format!("A={hidden}")], "Cmd": ["sh"]}));
+        (layout.write(name), layout.digest(), name)
+    });
+    let import_all = || layouts.iter().for_each(|(path, _, name)| drop(import(path, &["--name", name])));
+    import_all();
+    // What a configuration says is shown without the characters that a terminal obeys.
+    let shown = done(&["inspect", "a"]);
+    let known: Value = serde_json::from_str(&shown).unwrap();
+    assert!(!shown.contains(['\u{9b}', '\u{202e}']) && known["env"][0] == json!(format!("A={hidden}")), "{shown}");
+    let file = trees("a")[0].join("usr/bin/sh");
+    fs::write(&file, "changed").unwrap();
+    // One of two images that have the layer is not enough.
+    done(&["rm", "a"]);
+    import(&layouts[0].0, &["--name", "a"]);
+    let output = image_output(&["verify", "a"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(125) && layouts.iter().all(|(_, digest, _)| error.contains(digest)), "{error}");
+    done(&["rm", &layouts[0].1, &layouts[1].1]);
+    import_all();
+    assert_eq!(read(file), "shell");
+    done(&["verify"]);
+    // A layer whose tree is gone is not taken for one that is there.
+    fs::remove_dir_all(&trees("a")[0]).unwrap();
+    done(&["rm", "a"]);
+    let output = imported(&layouts[0].0, &["--name", "a"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(125) && error.contains("is missing") && error.contains(&layouts[1].1), "{error}");
+}
+
 fn image_output(arguments: &[&str]) -> Output {
     image(arguments).output().unwrap()
 }
@@ -309,6 +345,11 @@ fn manifests_that_name_files_of_the_host_or_another_machine_are_refused() {
     refused(&directory().join("nothing"), &[], "neither index.json nor manifest.json");
     fs::write(directory().join("rubbish"), "rubbish").unwrap();
     refused(&directory().join("rubbish"), &[], "it is cut off");
+    for long in [Tar::new().pax("path", &"n/".repeat(2049)).file("x", ""), Tar::new().pax("linkpath", &"n".repeat(4097)).hard_link("x", "")]
+    {
+        fs::write(directory().join("long"), long.bytes()).unwrap();
+        refused(&directory().join("long"), &[], "more than 4096 bytes");
+    }
     // The control: both platforms in one index, and each is found.
     let mut both = good.clone();
     both.blobs.extend(arm.blobs.clone());
@@ -345,11 +386,6 @@ fn many_layers_become_one_tree_as_an_overlay_shows_them() {
     let mut layers = vec![Layer::plain(&base().directory("d/").file("d/below", "x").file("gone", "x"))];
     layers.extend((0..12).map(|number| Layer::plain(&Tar::new().directory("d/").file(&format!("d/f{number}"), "x"))));
     layers.push(Layer::plain(&Tar::new().file(".wh.gone", "").directory("d/").file("d/.wh.f3", "").file("bin/foo", "foo")));
-    for long in [Tar::new().pax("path", &"n/".repeat(2049)).file("x", ""), Tar::new().pax("linkpath", &"n".repeat(4097)).hard_link("x", "")]
-    {
-        fs::write(directory().join("long"), long.bytes()).unwrap();
-        refused(&directory().join("long"), &[], "more than 4096 bytes");
-    }
     // The same layer twice, as an empty one often is.
     layers.push(layers[1].clone());
     import(&Layout::new(&layers).write("many"), &["--name", "many"]);

@@ -13,8 +13,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::{io::Errno, process::Pid};
 use stockade_sys::{
     landlock::access,
-    lockdown::{ArgumentCheck, CallRule, FileRule, Limit, Lockdown, LockdownError, LockdownStep, Resource, any, numbers::*},
+    lockdown::{ArgumentCheck, CallRule, FileRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*},
 };
+
+use crate::error::ImportError;
 
 /// Seconds of CPU time for one layer, in each process.
 pub const CPU_SECONDS: u64 = 1800;
@@ -110,20 +112,20 @@ pub fn decompressor(parent: Pid) -> Result<(), LockdownError> {
 /// `below` opens the trees that it may read, which close again here.
 ///
 /// # Errors
-/// The kernel refuses a step, or has no Landlock.
+/// The kernel refuses a step or has no Landlock, or a layer below is missing.
 pub fn unpacker(
     parent: Pid,
     store: BorrowedFd<'_>,
     tree: BorrowedFd<'_>,
     below: impl FnOnce() -> Result<Vec<OwnedFd>, Errno>,
-) -> Result<(), LockdownError> {
+) -> Result<(), ImportError> {
     let (kept, calls) = ([store, tree], [&DECOMPRESSING[..], &UNPACKING[..]].concat());
     let lockdown =
         Lockdown { standard_kept: 3, descriptors: &kept, limits: &LIMITS, run_as: None, child_of: Some(parent), files: &[], calls: &calls };
-    lockdown.begin()?;
+    lockdown.begin().map_err(ImportError::Confine)?;
     // After the first half, which closes all that it does not keep.
-    let below = below().map_err(|errno| LockdownError { step: LockdownStep::CloseFiles, errno })?;
+    let below = below().map_err(ImportError::Below)?;
     let mut files = vec![FileRule { directory: tree, rights: TREE_RIGHTS }];
     files.extend(below.iter().map(|directory| FileRule { directory: directory.as_fd(), rights: access::READ }));
-    Lockdown { files: &files, ..lockdown }.finish()
+    Lockdown { files: &files, ..lockdown }.finish().map_err(ImportError::Confine)
 }

@@ -4,7 +4,10 @@ use std::{io, path::PathBuf};
 
 use stockade_images::{Digest, ImageError};
 use stockade_registry::{FetchError, ReferenceError};
-use stockade_sys::Errno;
+use stockade_sys::{
+    Errno,
+    lockdown::{LockdownError, LockdownStep},
+};
 
 use crate::{manifest::ManifestError, tar::TarError};
 
@@ -51,18 +54,28 @@ pub enum ImportError {
         /// Which.
         what: String,
     },
-    /// Bytes that are not those that were promised.
-    #[error("{what} has the digest {found}, and {expected} is promised: the image is damaged or was changed")]
-    Digest {
     /// An archive of too many files, or of names that are too long.
     #[error("{} has more than 10,000 files, or a name or link of more than 4096 bytes; no archive of an image has", .0.display())]
     Files(PathBuf),
+    /// Bytes that are not those that were promised.
+    #[error("{what} has the digest {found}, and {expected} is promised: the image is damaged or was changed")]
+    Digest {
         /// Of what.
         what: String,
         /// What it has.
         found: Digest,
         /// What it should have.
         expected: Digest,
+    },
+    /// A tree of the store that is not what was imported.
+    #[error("the tree {} {why}; {}", .tree.display(), remedy(.images))]
+    Changed {
+        /// Which.
+        tree: PathBuf,
+        /// What is wrong with it.
+        why: String,
+        /// The images that have it.
+        images: Vec<Digest>,
     },
     /// More or fewer bytes than promised.
     #[error("{what} has {found} bytes, and {expected} are promised: the image is damaged or was changed")]
@@ -99,19 +112,6 @@ pub enum ImportError {
     /// The disk is nearly full.
     #[error("the file system of {} has less than 256 MiB or 10,000 inodes free, which stay free; make room (`stockade image gc` removes what no image has)", .0.display())]
     NoRoom(PathBuf),
-    /// Runs hold images.
-    #[error("a run or an import holds images of the store, so no layer is removed; call `stockade image gc` when it has ended")]
-    Held,
-    /// It has no name, and none was given.
-    #[error("the image has no name; give it one with --name")]
-    Unnamed,
-    /// A process could not give up its rights.
-    #[error("an unpacking process could not {0}: {1}; it needs Linux 5.13 or later with `landlock` among its security modules")]
-    Confine(&'static str, Errno),
-}
-
-impl From<FetchError> for ImportError {
-    fn from(error: FetchError) -> Self {
     /// The merged tree of many layers.
     #[error(
         "the merged tree of the layers needs more than the {bytes} bytes or {entries} files and directories that --max-size and the file system still have room for"
@@ -122,6 +122,44 @@ impl From<FetchError> for ImportError {
         /// How many files and directories.
         entries: u64,
     },
+    /// Runs hold images.
+    #[error("a run or an import holds images of the store, so no layer is removed; call `stockade image gc` when it has ended")]
+    Held,
+    /// It has no name, and none was given.
+    #[error("the image has no name; give it one with --name")]
+    Unnamed,
+    /// A process could not give up its rights.
+    #[error("an unpacking process could not {}: {}{}", .0.step.name(), .0.errno, needs(.0))]
+    Confine(LockdownError),
+    /// A layer below the one that is unpacked cannot be opened.
+    #[error("open the layers below: {0}; `stockade image verify` says what is wrong with the store")]
+    Below(Errno),
+}
+
+/// How a tree is made again that these images have: one that is there is taken as it is.
+fn remedy(images: &[Digest]) -> String {
+    if images.is_empty() {
+        return String::from("no image has it, and `stockade image gc` removes it");
+    }
+    let images: Vec<String> = images.iter().map(Digest::to_string).collect();
+    let images = images.join(" ");
+    format!(
+        "`stockade image rm {images}` removes every image that has it, and `stockade image gc` what a run still held; then import again"
+    )
+}
+
+/// What a kernel lacks that refuses a step so.
+fn needs(error: &LockdownError) -> &'static str {
+    match error {
+        LockdownError { step: LockdownStep::CloseFiles, errno: Errno::OPNOTSUPP } => {
+            "; it needs Linux 5.13 or later with `landlock` among its security modules"
+        }
+        _ => "",
+    }
+}
+
+impl From<FetchError> for ImportError {
+    fn from(error: FetchError) -> Self {
         ImportError::Registry(Box::new(error))
     }
 }
@@ -138,5 +176,17 @@ pub trait Attempt<T> {
 impl<T, E: Into<io::Error>> Attempt<T> for Result<T, E> {
     fn attempt(self, verb: &'static str, path: impl Into<PathBuf>) -> Result<T, ImportError> {
         self.map_err(|error| ImportError::Io { verb, path: path.into(), error: error.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_landlock_is_named_only_where_it_is_the_reason() {
+        let says = |step, errno| ImportError::Confine(LockdownError { step, errno }).to_string().contains("landlock");
+        assert!(says(LockdownStep::CloseFiles, Errno::OPNOTSUPP));
+        assert!(!says(LockdownStep::EndWithParent, Errno::SRCH) && !says(LockdownStep::CloseFiles, Errno::NOMEM));
     }
 }

@@ -139,6 +139,10 @@ fn there(writer: &Writer, ready: &[Ready], diff_id: &Digest, chain_id: &Digest) 
             return Ok(Some(Ready { key: key.clone(), record: twice.record.clone(), tree: twice.tree.clone(), made: None }));
         }
         if let Some(record) = writer.store.layer_record(key)?.filter(|record| is_usable(record, key)) {
+            let tree = writer.store.layer(key).join("root");
+            if !tree.is_dir() {
+                return Err(changed(writer, &tree, String::from("is missing"), |image| has_layer(image, key)));
+            }
             return Ok(Some(Ready { key: key.clone(), record, tree: format!("layers/{}/root", key.hex()), made: None }));
         }
     }
@@ -223,17 +227,35 @@ fn record(found: &Found, layers: &[Ready], flat: Option<FlatRef>, source: &str) 
     }
 }
 
+fn has_layer(image: &ImageRecord, key: &Digest) -> bool {
+    image.layers.iter().any(|layer| layer.key == *key)
+}
+
+/// The error of a tree that is not what was imported, with every image that has it.
+fn changed(writer: &Writer, tree: &Path, why: String, has: impl Fn(&ImageRecord) -> bool) -> ImportError {
+    match writer.store.list() {
+        Ok(all) => {
+            let images = all.into_iter().filter(has).map(|image| image.digest).collect();
+            ImportError::Changed { tree: tree.to_owned(), why, images }
+        }
+        Err(error) => error.into(),
+    }
+}
+
 /// Compares what the store has of an image with what was unpacked.
 ///
 /// # Errors
 /// It differs, or cannot be read.
 pub fn verify(writer: &Writer, record: &ImageRecord) -> Result<(), ImportError> {
-    let check = |path: &Path, expected: &Digest| {
+    let check = |path: &Path, expected: &Digest, has: &dyn Fn(&ImageRecord) -> bool| {
+        if !path.is_dir() {
+            return Err(changed(writer, path, String::from("is missing"), has));
+        }
         let found = tree::digest(path)?;
         if found == *expected {
             return Ok(());
         }
-        Err(ImportError::Digest { what: format!("the tree {}", path.display()), found, expected: expected.clone() })
+        Err(changed(writer, path, format!("has the digest {found}, and had {expected} when it was imported"), has))
     };
     let mut chain_id: Option<Digest> = None;
     for layer in &record.layers {
@@ -244,11 +266,14 @@ pub fn verify(writer: &Writer, record: &ImageRecord) -> Result<(), ImportError> 
             let what = format!("the layer {}", layer.key);
             return Err(ImportError::Digest { what, found: known.diff_id, expected: layer.diff_id.clone() });
         }
-        check(&writer.store.layer(&layer.key).join("root"), &known.tree)?;
+        check(&writer.store.layer(&layer.key).join("root"), &known.tree, &|image| has_layer(image, &layer.key))?;
         chain_id = Some(own);
     }
     match &record.flat {
-        Some(flat) => check(&writer.store.flat(&flat.chain_id).join("root"), &flat.tree),
+        Some(flat) => {
+            let has = |image: &ImageRecord| image.flat.as_ref().is_some_and(|its| its.chain_id == flat.chain_id);
+            check(&writer.store.flat(&flat.chain_id).join("root"), &flat.tree, &has)
+        }
         None => Ok(()),
     }
 }

@@ -31,7 +31,7 @@ use stockade_image::{
     writer::Writer,
 };
 use stockade_images::{Dropped, ImageError, Store, check_name, default_path};
-use stockade_protocol::text::{unambiguous, visible};
+use stockade_protocol::text::{escape_json, is_hidden, unambiguous, visible};
 use stockade_registry::Reference;
 
 /// Exit status: it could not be done.
@@ -83,8 +83,10 @@ fn print(text: &str) -> Result<(), ImportError> {
     writeln!(io::stdout().lock(), "{text}").attempt("write to", "stdout")
 }
 
+/// As indented JSON; hidden characters are escaped, since a configuration can have any.
 fn print_json(value: &impl Serialize) -> Result<(), ImportError> {
-    print(&serde_json::to_string_pretty(value).map_err(io::Error::from).attempt("write to", "stdout")?)
+    let json = serde_json::to_string_pretty(value).map_err(io::Error::from).attempt("write to", "stdout")?;
+    print(&escape_json(&json, is_hidden))
 }
 
 fn run(task: Task) -> Result<(), ImportError> {
@@ -216,13 +218,9 @@ fn parent(word: Option<&OsString>) -> Result<Pid, String> {
     word.and_then(|word| word.to_str()?.parse().ok()).and_then(Pid::from_raw).ok_or_else(malformed)
 }
 
-fn unconfined(error: stockade_sys::lockdown::LockdownError) -> String {
-    ImportError::Confine(error.step.name(), error.errno).to_string()
-}
-
 /// Decompresses stdin to stdout.
 fn run_decompressor(words: &[OsString]) -> Result<(), String> {
-    confine::decompressor(parent(words.first())?).map_err(unconfined)?;
+    confine::decompressor(parent(words.first())?).map_err(|error| ImportError::Confine(error).to_string())?;
     decompress(io::stdin().lock(), io::stdout().lock()).map_err(|error| error.to_string())
 }
 
@@ -243,7 +241,7 @@ fn run_unpacker(words: &[OsString]) -> Result<(), String> {
         .and_then(|tree| rustix::fs::openat(tree, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()))
         .map_err(|errno| format!("open the tree: {errno}"))?;
     let layers = || below.iter().map(|path| open_below(path)).collect();
-    confine::unpacker(parent(Some(parent_pid))?, store.as_fd(), tree.as_fd(), layers).map_err(unconfined)?;
+    confine::unpacker(parent(Some(parent_pid))?, store.as_fd(), tree.as_fd(), layers).map_err(|error| error.to_string())?;
     let input = BufReader::with_capacity(BUFFER, io::stdin().lock());
     let done = Unpacker::new(tree, store, below, limits).unpack(input).map_err(|error| error.to_string())?;
     let said = serde_json::to_vec(&done).map_err(|error| error.to_string())?;
