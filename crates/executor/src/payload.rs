@@ -1,4 +1,4 @@
-//! Starting the payload: limits, its own Landlock layer, its descriptors, execve.
+//! Starting the payload: its descriptors, its own Landlock layer, limits, the caller's filters, execve.
 //!
 //! The child borrows this process's memory until it execs, so it only makes system
 //! calls on prepared pointers; it reports a failed step in shared memory.
@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use rustix::io::Errno;
 use stockade_protocol::{frame::ProcessStart, image, step::Step};
 use stockade_sys::{
-    landlock, process,
+    landlock, process, seccomp,
     start::{Arguments, TerminatedBytes, descriptor, exec_image, exec_prepared, vfork},
 };
 
@@ -104,9 +104,16 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
         landlock::restrict_self(descriptor::RULESET)?;
     }
     begin(Step::ResourceLimits);
-    // Last: a small address space or file size would hit the steps above.
+    // A small address space or file size would hit the steps above.
     for (resource, value) in &start.rlimits {
         process::set_rlimit(*resource, *value)?;
+    }
+
+    begin(Step::CallersFilters);
+    // Last, and in this process alone: what they answer in the kernel's place keeps no step above from
+    // being done. The first of them lets no filter be loaded without the key.
+    for filter in &start.filters {
+        seccomp::load_further(filter, start.filters_key)?;
     }
 
     begin(Step::ExecPayload);

@@ -17,7 +17,9 @@ use rustix::{
     fs::{MemfdFlags, OFlags, SealFlags, memfd_create},
     io::{Errno, fcntl_dupfd_cloexec},
     pipe::{PipeFlags, pipe_with},
+    rand::{GetRandomFlags, getrandom},
 };
+use stockade_policy::filter::callers_programs;
 use stockade_policy::plan::{LandlockPlan, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::{
     LimitKey,
@@ -222,8 +224,6 @@ pub(crate) struct ChildData {
     pub(crate) landlock: Option<ChildRuleset>,
     pub(crate) payload_landlock: Option<ChildRuleset>,
     pub(crate) filter: Arc<[u64]>,
-    /// Loaded before it, to be asked beside it.
-    pub(crate) callers_filters: Vec<Vec<u64>>,
 }
 
 /// A ruleset of Landlock.
@@ -321,7 +321,6 @@ impl ChildData {
             landlock: ChildRuleset::new(&plan.landlock)?,
             payload_landlock: ChildRuleset::new(&plan.payload_landlock)?,
             filter: Arc::clone(&plan.filter.program),
-            callers_filters: plan.callers_filters.clone(),
         };
         Ok((data, trees))
     }
@@ -510,7 +509,7 @@ pub(crate) fn prestarted_program<'p>(plan: &'p Plan, inputs: &Inputs<'_>) -> Opt
 }
 
 /// How the program's process is started, which does or does not use a memory image.
-fn process_start<'p>(plan: &'p Plan, memory: Option<&Memory>) -> ProcessStart<'p> {
+fn process_start<'p>(plan: &'p Plan, memory: Option<&Memory>, filters: &'p CallersFilters) -> ProcessStart<'p> {
     ProcessStart {
         argv: plan.argv.iter().map(String::as_bytes).collect(),
         envp: plan.environment_values.iter().map(String::as_bytes).collect(),
@@ -519,6 +518,32 @@ fn process_start<'p>(plan: &'p Plan, memory: Option<&Memory>) -> ProcessStart<'p
         terminal: plan.terminal,
         image: plan.image || memory.is_some_and(Memory::is_restored),
         memory: memory.is_some(),
+        filters: filters.programs.iter().map(Vec::as_slice).collect(),
+        filters_key: filters.key,
+    }
+}
+
+/// The caller's filters as the payload's process loads them. The key is this run's alone: code that
+/// had it could load filters, whose memory no limit counts.
+#[derive(Default)]
+struct CallersFilters {
+    programs: Vec<Vec<u8>>,
+    key: u64,
+}
+
+impl CallersFilters {
+    fn new(plan: &Plan) -> Result<Self, LaunchError> {
+        if plan.callers_filters.is_empty() {
+            return Ok(CallersFilters::default());
+        }
+        let mut key = [0; 8];
+        let failed = LaunchError::system(ErrorKind::Prepare, "make a random number");
+        match getrandom(&mut key[..], GetRandomFlags::empty()) {
+            Ok(8) => {}
+            other => return Err(failed(other.err().unwrap_or(Errno::IO))),
+        }
+        let key = u64::from_ne_bytes(key);
+        Ok(CallersFilters { programs: callers_programs(&plan.callers_filters, key), key })
     }
 }
 
@@ -540,7 +565,9 @@ pub(crate) fn hand_in_prestart(
     memory: Option<&Memory>,
     (directory, name): (&Path, &str),
 ) -> Result<u64, LaunchError> {
-    let prestart = Prestart { start: process_start(plan, memory), directory: directory.as_os_str().as_bytes(), name: name.as_bytes() };
+    let filters = CallersFilters::default();
+    let prestart =
+        Prestart { start: process_start(plan, memory, &filters), directory: directory.as_os_str().as_bytes(), name: name.as_bytes() };
     let length = write_at(job, &prestart.encode(), 0)?;
     tell(lifeline, ExecutorCommand::Prestart { length }).map_err(job_failed)?;
     Ok(length)
@@ -563,8 +590,9 @@ pub(crate) fn hand_in_job(
         .iter()
         .map(|(path, contents)| FileToWrite { path: path.as_bytes(), offset: 0, length: contents.len() as u64 })
         .collect();
+    let filters = CallersFilters::new(plan)?;
     let mut job = Job {
-        start: process_start(plan, memory),
+        start: process_start(plan, memory, &filters),
         program_directory: directory,
         program: FileToWrite { path: name, offset: 0, length: inputs.program.len() as u64 },
         files,

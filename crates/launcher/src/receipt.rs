@@ -205,11 +205,15 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
         "seccomp",
         Known::Probed,
         format!(
-            "mode {}, {} filter(s), clone3 answered ENOSYS; sha256 {}{}",
+            "mode {}, {} filter(s), clone3 answered ENOSYS; sha256 {}{}{}",
             status::line(status, "Seccomp:"),
             status::line(status, "Seccomp_filters:"),
             plan.filter.sha256,
-            if listener { "" } else { "; denials are not reported: another supervisor holds the listener" }
+            if listener { "" } else { "; denials are not reported: another supervisor holds the listener" },
+            match plan.callers_filters.len() {
+                0 => String::new(),
+                count => format!("; the program's process loads the caller's too, last ({count})"),
+            }
         ),
     );
     if plan.landlock.handled != 0 {

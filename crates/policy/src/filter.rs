@@ -653,6 +653,55 @@ pub struct Filter {
     pub sha256: String,
 }
 
+/// The number of seccomp(2), and its operation that loads a filter.
+const SECCOMP: u32 = 317;
+const SECCOMP_SET_MODE_FILTER: u32 = 1;
+
+impl Filter {
+    /// The same, but for seccomp(2) that loads a further filter and asks for nothing else: without
+    /// flags, so without a listener. Filters only add up: the kernel asks all, and takes the strictest
+    /// answer. It is for pid 1 alone; the first of the caller's ([`callers_programs`]) refuses it to code.
+    pub fn taking_callers(&self) -> Filter {
+        let may_load = [
+            load(OFFSET_ARCH),
+            jump_equal(AUDIT_ARCH_X86_64, 0, 7),
+            load(OFFSET_NUMBER),
+            jump_equal(SECCOMP, 0, 5),
+            load(low(0)),
+            jump_equal(SECCOMP_SET_MODE_FILTER, 0, 3),
+            load(low(1)),
+            jump_equal(0, 0, 1),
+            ret(RET_ALLOW),
+        ];
+        let program: Vec<u64> = may_load.into_iter().chain(self.program.iter().copied()).collect();
+        Filter { sha256: sha256(&program), program: program.into() }
+    }
+}
+
+/// The instructions that [`callers_programs`] puts before a caller's.
+pub(crate) const CLOSING: usize = 8;
+
+/// A caller's filters as bytes, in the kernel's layout. The first answers EPERM to seccomp(2), unless
+/// the fourth argument is `key`, which the kernel does not read: the process that loads the others
+/// knows it, and the code does not.
+pub fn callers_programs(filters: &[Vec<u64>], key: u64) -> Vec<Vec<u8>> {
+    // LD | IMM: a program begins with an accumulator of 0.
+    let clear = instruction(0, 0, 0, 0);
+    let (key_low, key_high) = (key as u32, (key >> 32) as u32);
+    let closing: [u64; CLOSING] = [
+        load(OFFSET_NUMBER),
+        jump_equal(SECCOMP, 0, 5),
+        load(low(3)),
+        jump_equal(key_low, 0, 2),
+        load(low(3) + 4),
+        jump_equal(key_high, 1, 0),
+        ret(RET_ERRNO | EPERM),
+        clear,
+    ];
+    let before = std::iter::once(&closing[..]).chain(std::iter::repeat(&[][..]));
+    filters.iter().zip(before).map(|(filter, before)| bytes(&[before, filter.as_slice()].concat())).collect()
+}
+
 impl Filters {
     /// Compiles a policy's filters.
     ///

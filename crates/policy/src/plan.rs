@@ -37,7 +37,7 @@ use root::plan_root;
 pub use root::{PROC_MASKS, WRITABLE, is_in_image, is_program_directory};
 
 pub use value::*;
-pub use view::{MAX_OPERATIONS, VIEW_SCRATCH, View, ViewEntry, ViewError};
+pub use view::{MAX_INSTRUCTIONS, MAX_OPERATIONS, VIEW_SCRATCH, View, ViewEntry, ViewError};
 use view::{ViewPlan, plan_view};
 
 /// The values of one request, checked for form but not yet for permission.
@@ -191,7 +191,8 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
     let environment = plan_environment(policy, facts, run_request, &scratch, commands)?;
-    let filter = plan_filter(policy, filters, (scratch.host && !scratch.read_only) || !trees.is_empty());
+    let callers_filters = run_request.view.as_ref().map_or_else(Vec::new, |view| view.filters.clone());
+    let filter = plan_filter(policy, filters, (scratch.host && !scratch.read_only) || !trees.is_empty(), !callers_filters.is_empty());
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
     let cpus = usable_cpus(facts, &limits);
     let egress = plan_egress(policy);
@@ -216,7 +217,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         landlock,
         payload_landlock,
         filter,
-        callers_filters: run_request.view.as_ref().map_or_else(Vec::new, |view| view.filters.clone()),
+        callers_filters,
         limits,
         callers_limits,
         egress,

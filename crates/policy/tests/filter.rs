@@ -9,7 +9,7 @@ use std::io::{Read, Seek};
 
 use libseccomp::{ScmpAction, ScmpArgCompare, ScmpCompareOp, ScmpFilterContext, ScmpSyscall};
 use stockade_policy::{
-    filter::{Action, Check, FilterError, MAX_IOCTLS, Rules, names},
+    filter::{Action, Check, FilterError, Filters, MAX_IOCTLS, Rules, callers_programs, names},
     model::{Seccomp, SocketFamily},
 };
 
@@ -35,6 +35,7 @@ fn answer(program: &[u64], architecture: u32, number: u32, arguments: [u64; 6]) 
         at += 1;
         let jump = |taken: bool| usize::from(if taken { when_true } else { when_false });
         match code {
+            0x00 => a = k,
             0x20 => a = u32::from_le_bytes(data[k as usize..k as usize + 4].try_into().unwrap()),
             0x54 => a &= k,
             0x05 => at += k as usize,
@@ -437,4 +438,44 @@ fn an_answer_stands_once_as_far_as_jumps_reach() {
     let (_, program) = compiled(&default_policy());
     let answers = program.iter().filter(|instruction| **instruction == ANSWER | u64::from(ENOSYS) << 32).count();
     assert!((2..=1 + program.len().div_ceil(255)).contains(&answers), "{answers} in {} instructions", program.len());
+}
+
+#[test]
+fn a_callers_filter_is_loaded_by_who_has_the_key_alone() {
+    let key = 0x1234_5678_9abc_def0;
+    let load = |flags: u64, key: u64| [1, flags, 0x7000, key, 0, 0];
+    let seccomp = names::number("seccomp").unwrap();
+    let allow = u64::from(ALLOW) << 32 | 6;
+    // It answers EPERM to the calls of odd numbers, and looks at the accumulator before it loads anything.
+    let own = [0x15 | 1 << 24, 0x20, 0x45 | 1 << 24 | 1 << 32, u64::from(EPERM) << 32 | 6, allow];
+    let programs = callers_programs(&[own.to_vec(), vec![allow]], key);
+    let words = |bytes: &[u8]| bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect::<Vec<_>>();
+    let [first, second] = [&programs[0], &programs[1]].map(|bytes| words(bytes));
+    assert_eq!(second, [allow], "it is the caller's, unchanged");
+    for wrong in [0, key ^ 1, key ^ 1 << 63, key & 0xffff_ffff, key << 32] {
+        assert_eq!(answer(&first, X86_64, seccomp, load(0, wrong)), EPERM, "{wrong:#x}");
+    }
+    assert_eq!(answer(&first, X86_64, seccomp, load(0, key)), answer(&own, X86_64, seccomp, load(0, key)));
+    for number in (0..names::END).filter(|number| *number != seccomp) {
+        assert_eq!(answer(&first, X86_64, number, [0; 6]), answer(&own, X86_64, number, [0; 6]), "{number}");
+    }
+}
+
+#[test]
+fn the_sandboxs_filter_lets_a_callers_be_loaded_and_is_else_the_same() {
+    let seccomp = names::number("seccomp").unwrap();
+    let filters = Filters::new(&default_policy()).unwrap();
+    for filter in [filters.private_scratch, filters.host_scratch] {
+        let open = filter.taking_callers();
+        assert_ne!(open.sha256, filter.sha256);
+        for number in 0..names::END {
+            for arguments in [[0; 6], [1, 0, 0, 0, 0, 0], [1, 8, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0], [0xffff_ffff; 6]] {
+                let may_load = number == seccomp && arguments[..2] == [1, 0];
+                let expected = if may_load { ALLOW } else { answer(&filter.program, X86_64, number, arguments) };
+                assert_eq!(answer(&open.program, X86_64, number, arguments), expected, "{number} {arguments:?}");
+                let foreign = answer(&filter.program, 0x4000_0003, number, arguments);
+                assert_eq!(answer(&open.program, 0x4000_0003, number, arguments), foreign, "{number} {arguments:?}");
+            }
+        }
+    }
 }

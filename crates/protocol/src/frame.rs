@@ -181,6 +181,10 @@ pub struct ProcessStart<'a> {
     pub image: bool,
     /// Whether the program gets the file of a memory image, at [`crate::image::DESCRIPTOR`].
     pub memory: bool,
+    /// Filters of system calls that its process loads last, instructions as the kernel has them.
+    pub filters: Vec<&'a [u8]>,
+    /// What the first of them asks of a process that loads another.
+    pub filters_key: u64,
 }
 
 impl<'a> ProcessStart<'a> {
@@ -196,6 +200,8 @@ impl<'a> ProcessStart<'a> {
         w.u32(u32::from(self.terminal));
         w.u32(u32::from(self.image));
         w.u32(u32::from(self.memory));
+        w.strings(&self.filters);
+        w.u64(self.filters_key);
     }
 
     fn read(r: &mut Reader<'a>) -> Result<Self, Malformed> {
@@ -207,6 +213,8 @@ impl<'a> ProcessStart<'a> {
             terminal: r.u32()? != 0,
             image: r.u32()? != 0,
             memory: r.u32()? != 0,
+            filters: r.strings()?,
+            filters_key: r.u64()?,
         })
     }
 }
@@ -504,6 +512,8 @@ mod tests {
                 envp: vec![b"A=b"],
                 rlimits: vec![(9, None), (7, Some(1024))],
                 payload_landlock: true,
+                filters: vec![b"eight by"],
+                filters_key: 7,
                 ..ProcessStart::default()
             },
             program_directory: b"/scratch",

@@ -80,6 +80,7 @@ steps! {
     Terminal = 39 "take the terminal";
     PayloadLandlock = 40 "restrict the program with Landlock";
     ResourceLimits = 38 "set resource limits";
+    CallersFilters = 54 "load the caller's filters";
     ExecPayload = 41 "start the program";
     PassProgram = 53 "let the interpreter open its program";
     WatchPayload = 48 "watch the program";

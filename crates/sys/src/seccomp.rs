@@ -81,16 +81,24 @@ pub mod program {
 #[repr(C)]
 struct Program {
     length: u16,
-    instructions: *const Instruction,
+    instructions: *const u8,
 }
 
-fn load(filter: &[Instruction], flags: usize) -> Result<usize> {
+const INSTRUCTION_BYTES: usize = 8;
+
+/// `key`: an argument that the kernel does not read, and filters see.
+fn load(filter: &[u8], flags: usize, key: u64) -> Result<usize> {
     const SECCOMP_SET_MODE_FILTER: usize = 1;
-    let Ok(length) = u16::try_from(filter.len()) else { return Err(crate::Errno::TOOBIG) };
+    let Ok(length) = u16::try_from(filter.len() / INSTRUCTION_BYTES) else { return Err(crate::Errno::TOOBIG) };
     let program = Program { length, instructions: filter.as_ptr() };
     // SAFETY: the program points to `length` live instructions; the kernel copies and
-    // verifies them.
-    unsafe { syscall(317, [SECCOMP_SET_MODE_FILTER, flags, (&raw const program) as usize, 0, 0, 0]) }
+    // verifies them, wherever they lie.
+    unsafe { syscall(317, [SECCOMP_SET_MODE_FILTER, flags, (&raw const program) as usize, key as usize, 0, 0]) }
+}
+
+fn bytes_of(filter: &[Instruction]) -> &[u8] {
+    // SAFETY: an instruction is a word without padding.
+    unsafe { core::slice::from_raw_parts(filter.as_ptr().cast(), filter.len() * INSTRUCTION_BYTES) }
 }
 
 /// Loads a filter without a listener for its notifications.
@@ -98,7 +106,16 @@ fn load(filter: &[Instruction], flags: usize) -> Result<usize> {
 /// # Errors
 /// EACCES without no_new_privs, EINVAL for a filter that the kernel rejects.
 pub fn load_filter(filter: &[Instruction]) -> Result<()> {
-    load(filter, 0).map(drop)
+    load(bytes_of(filter), 0, 0).map(drop)
+}
+
+/// Loads a filter whose instructions are bytes as the kernel has them in memory. An earlier filter
+/// may ask for `key` in the fourth argument.
+///
+/// # Errors
+/// As [`load_filter`].
+pub fn load_further(filter: &[u8], key: u64) -> Result<()> {
+    load(filter, 0, key).map(drop)
 }
 
 /// Loads a filter and returns its listener. On Linux 5.19 and later only a fatal signal
@@ -109,8 +126,9 @@ pub fn load_filter(filter: &[Instruction]) -> Result<()> {
 pub fn load_filter_with_listener(filter: &[Instruction]) -> Result<OwnedFd> {
     const NEW_LISTENER: usize = 8;
     const WAIT_KILLABLE_RECV: usize = 32;
-    let fd = match load(filter, NEW_LISTENER | WAIT_KILLABLE_RECV) {
-        Err(crate::Errno::INVAL) => load(filter, NEW_LISTENER)?,
+    let filter = bytes_of(filter);
+    let fd = match load(filter, NEW_LISTENER | WAIT_KILLABLE_RECV, 0) {
+        Err(crate::Errno::INVAL) => load(filter, NEW_LISTENER, 0)?,
         other => other?,
     };
     // SAFETY: the kernel has just made this descriptor for us.

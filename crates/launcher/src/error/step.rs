@@ -45,7 +45,6 @@ fn subject(plan: &Plan, step: Step, index: Option<usize>) -> String {
         }
         (Step::WriteProgram, _) => plan.program_file.as_ref().map(|(at, name)| format!(" {}", at.join(name).display())).unwrap_or_default(),
         (Step::WorkingDirectory, _) => plan.start_directories().last().map(|path| format!(" {}", path.display())).unwrap_or_default(),
-        (Step::Seccomp, Some(index)) => format!(" (the caller's filter {})", index + 1),
         (Step::Scratch, _) => format!(" {}", plan.scratch.path.display()),
         (Step::EgressSockets, Some(index)) => stockade_egress::netns::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
         (Step::ExecPayload, _) => program_subject(plan),
@@ -107,7 +106,7 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         (Step::WorkingDirectory, _) if plan.image_root.is_none() && !plan.working_directories.is_empty() => {
             "; name a directory that the operations show"
         }
-        (Step::Seccomp, Errno::INVAL) if index.is_some() => "; the kernel takes no such filter",
+        (Step::CallersFilters, Errno::INVAL) => "; the kernel takes no such filter",
         (Step::Seccomp, Errno::INVAL) => "; the kernel needs CONFIG_SECCOMP_FILTER",
         _ => "",
     }

@@ -189,10 +189,6 @@ pub(super) fn ruleset<'f>(data: &ChildRuleset, programs: impl Iterator<Item = &'
 /// Loads the filter. Where an outer supervisor already listens (EBUSY), its denials
 /// stay and only their reports are lost.
 pub(super) fn load_filter(data: &ChildData) -> StepResult<Option<OwnedFd>> {
-    // Before ours, which lets no more be loaded. The kernel asks all of them, and takes the strictest answer.
-    for (index, filter) in data.callers_filters.iter().enumerate() {
-        seccomp::load_filter(Instruction::of_words(filter)).at_entry(Step::Seccomp, index)?;
-    }
     let filter = Instruction::of_words(&data.filter);
     match seccomp::load_filter_with_listener(filter) {
         Ok(listener) => Ok(Some(listener)),

@@ -2,10 +2,7 @@
 //!
 //! A layer that the host lacks is refused here unless the policy lets the run go without.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use stockade_protocol::{
     LimitKey, Limits,
@@ -198,12 +195,13 @@ fn is_covered(entry: &RootEntry, later: &[RootEntry]) -> bool {
     own.is_some_and(|own| later.iter().filter_map(laid).any(|above| own != above && own.starts_with(above)))
 }
 
-pub(super) fn plan_filter(policy: &Policy, filters: &Filters, grows_on_host: bool) -> FilterPlan {
+pub(super) fn plan_filter(policy: &Policy, filters: &Filters, grows_on_host: bool, has_callers: bool) -> FilterPlan {
     let filter = if grows_on_host { &filters.host_scratch } else { &filters.private_scratch };
+    let filter = if has_callers { filter.taking_callers() } else { filter.clone() };
     FilterPlan {
-        sha256: filter.sha256.clone(),
+        sha256: filter.sha256,
         instructions: filter.program.len(),
-        program: Arc::clone(&filter.program),
+        program: filter.program,
         kill: filters.kill.clone(),
         kill_names: policy.seccomp.kill.clone(),
     }

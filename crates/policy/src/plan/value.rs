@@ -411,7 +411,8 @@ pub struct Plan {
     pub payload_landlock: LandlockPlan,
     /// The system call filter.
     pub filter: FilterPlan,
-    /// The caller's own filters of system calls, beside that one; how many instructions each has.
+    /// The caller's own filters of system calls, which the payload's process loads last, beside that
+    /// one; how many instructions each has.
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "lengths")]
     pub callers_filters: Vec<Vec<u64>>,
     /// The limits in force.

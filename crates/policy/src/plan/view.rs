@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     facts::{HostFacts, PathKind},
+    filter::CLOSING,
     model::{Access, Policy},
 };
 
@@ -30,6 +31,8 @@ const OURS: [&str; 4] = ["/proc", "/dev", "/sys", "/run/stockade"];
 const STORE: &str = "/.view";
 /// The most operations of a view.
 pub const MAX_OPERATIONS: usize = 1024;
+/// The most instructions of a caller's filter: BPF_MAXINSNS, less those that are put before them.
+pub const MAX_INSTRUCTIONS: usize = 4096 - CLOSING;
 
 /// What a caller wants to see, instead of the root that a policy describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
