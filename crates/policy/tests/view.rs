@@ -12,7 +12,8 @@ use stockade_policy::{
 };
 
 fn facts() -> HostFacts {
-    let directories = ["/usr", "/usr/lib", "/usr/share", "/etc/alternatives", "/etc/ssl/certs", "/srv/w/.git"];
+    let directories =
+        ["/usr", "/usr/lib", "/usr/share", "/etc/alternatives", "/etc/ssl/certs", "/srv/w", "/srv/w/.git", "/srv/w/.git/hooks"];
     let paths = directories.map(|path| (PathBuf::from(path), PathKind::Directory));
     let files = ["/etc/ld.so.cache", "/dev/null"].map(|path| (PathBuf::from(path), PathKind::File));
     HostFacts {
@@ -44,9 +45,17 @@ fn directory(target: &str) -> ViewEntry {
 }
 
 fn planned(entries: &[ViewEntry]) -> Result<Plan, PlanError> {
+    planned_with(entries, &[])
+}
+
+/// With what the policy protects in each writable directory.
+fn planned_with(entries: &[ViewEntry], protected: &[(&str, PathKind, Protection)]) -> Result<Plan, PlanError> {
     let policy = load_shipped("bwrap").unwrap();
+    let protected: Vec<_> = protected.iter().map(|(path, kind, how)| (PathBuf::from(path), *kind, *how)).collect();
     let trees = entries.iter().filter_map(|entry| match entry {
-        ViewEntry::Tree { source, .. } => Some(HostScratch { path: source.clone(), owner: (1234, 1234), ..HostScratch::default() }),
+        ViewEntry::Tree { source, .. } => {
+            Some(HostScratch { path: source.clone(), owner: (1234, 1234), protected: protected.clone(), ..HostScratch::default() })
+        }
         _ => None,
     });
     let run_request = RunRequest {
@@ -133,12 +142,13 @@ fn later_operations_cover_earlier_ones_and_their_rules() {
 
 #[test]
 fn the_sandboxs_own_directories_are_out_of_reach() {
-    for target in ["/proc", "/proc/sys", "/dev", "/dev/shm", "/sys/kernel", "/run/stockade/bin"] {
+    for target in ["/proc", "/proc/sys", "/dev", "/dev/shm", "/sys/kernel", "/run/stockade/bin", "/.view", "/.view/0"] {
         refused(&[tmpfs(target)], "view_over_sandbox");
     }
     for entry in [show("/usr", "/run"), tree("/srv/w", "/run"), tmpfs("/"), show("/usr", "/"), tree("/srv/w", "/")] {
         refused(&[entry], "view_over_sandbox");
     }
+    refused(&[ViewEntry::Link { target: PathBuf::from("/.view"), to: PathBuf::from("/run/user/1234") }], "view_over_sandbox");
     refused(&[show("/usr", "/a/../proc")], "view_path_malformed");
     refused(&[tmpfs("relative")], "view_path_malformed");
 }
@@ -165,6 +175,41 @@ fn writable_directories_keep_apart_from_what_is_shown_and_from_each_other() {
     assert_eq!(plan.writable_mounts(), ["/dev/shm", "/a", "/b", "/run/stockade/scratch"].map(PathBuf::from));
     // At another place it would show what the policy does not.
     refused(&[tree("/srv/w", "/a"), show("/srv/w/.git", "/git")], "view_not_shown");
+}
+
+#[test]
+fn what_stays_read_only_in_a_writable_directory_cannot_be_moved_away() {
+    use Protection::{Hidden, Pinned, ReadOnly};
+    let protected = |plan: &Plan| -> Vec<(String, Protection)> {
+        plan.trees[0].protected.iter().map(|(path, _, how)| (path.display().to_string(), *how)).collect()
+    };
+    let is = |paths: &[(&str, Protection)]| paths.iter().map(|(path, how)| ((*path).to_owned(), *how)).collect::<Vec<_>>();
+    let hooks = [tree("/srv/w", "/w"), show("/srv/w/.git/hooks", "/w/.git/hooks")];
+    assert_eq!(protected(&planned(&hooks).unwrap()), is(&[(".git", Pinned), (".git/hooks", ReadOnly)]));
+    // What was pinned for another rule.
+    let rules = [(".git", PathKind::Directory, Pinned), (".git/key", PathKind::File, Hidden)];
+    let whole = planned_with(&[tree("/srv/w", "/w"), show("/srv/w/.git", "/w/.git")], &rules).unwrap();
+    assert_eq!(protected(&whole), is(&[(".git", ReadOnly), (".git/key", Hidden)]));
+    // What is laid over a path.
+    for entry in [show("/dev/null", "/w/.git/hooks/file"), show("/usr/share", "/w/.git/hooks/file")] {
+        assert_eq!(protected(&planned(&[tree("/srv/w", "/w"), entry]).unwrap()), is(&[(".git", Pinned), (".git/hooks", Pinned)]));
+    }
+}
+
+#[test]
+fn the_whole_of_a_writable_directory_can_be_made_read_only() {
+    let plan = planned(&[tree("/srv/w", "/w"), show("/srv/w", "/w")]).unwrap();
+    let protected: Vec<_> = plan.trees[0].protected.iter().map(|(path, _, how)| (path.as_path(), *how)).collect();
+    assert_eq!(protected, [(Path::new("."), Protection::ReadOnly)]);
+    // Compared as bytes with what the kernel says.
+    assert!(plan.required_mounts().iter().any(|point| point.as_os_str() == "/w"), "{:?}", plan.required_mounts());
+}
+
+#[test]
+fn what_was_laid_over_a_writable_directory_is_not_shown_by_its_name() {
+    for over in [tmpfs("/w/.git"), tree("/srv/other", "/w")] {
+        refused(&[tree("/srv/w", "/w"), over, show("/srv/w/.git/hooks", "/w/.git/hooks")], "view_not_shown");
+    }
 }
 
 #[test]

@@ -38,6 +38,8 @@ const COVER_FILE: &CStr = c".cover";
 const UPON_IMAGE: &CStr = c".upon-image";
 const UPPER: &CStr = c".upper";
 const WORK: &CStr = c".work";
+/// Where a path leads while it follows no link and stays below its directory.
+const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 /// The most layers that are laid over one another: at import more are merged into one.
 pub(crate) const MAX_LAYERS: usize = 10;
 
@@ -61,8 +63,7 @@ pub(crate) fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<
 /// Attaches a mount where a caller's path leads inside. Until the pivot a link would lead to the
 /// host, so none is followed.
 fn place(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let at = openat2(root, target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let at = openat2(root, target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), NO_LINKS)?;
     let both_empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mount, c"", at, c"", both_empty)
 }
@@ -315,7 +316,10 @@ pub(super) fn make_entry(
             place(tree, root, target)?;
             apply_rules(tmpfs, tree, rules).map_err(|(errno, _)| errno)
         }
-        Entry::Tmpfs { from, target } => place(copy_tree(files, from)?, root, target),
+        Entry::Tmpfs { from, target } => {
+            let from = openat2(files, from.as_c_str(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), NO_LINKS)?;
+            place(copy_tree(from, c"")?, root, target)
+        }
         Entry::Laid { target, mode, bytes, writable } => {
             write_file(tmpfs, COVER_FILE, *mode, bytes)?;
             let copy = copy_tree(tmpfs, COVER_FILE)?;
@@ -388,8 +392,7 @@ fn apply_rules(tmpfs: &OwnedFd, directory: &OwnedFd, rules: &[ScratchRule]) -> R
 /// directory: the path is opened once, no link on it is followed, it must be what the rule was
 /// made for, and what is laid there lies over what was opened, wherever that has gone.
 fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), Errno> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), NO_LINKS)?;
     let found = rustix::fs::fstat(&place)?;
     if rule.file_id.is_some_and(|file_id| file_id != (found.st_dev, found.st_ino)) {
         return Err(Errno::STALE);

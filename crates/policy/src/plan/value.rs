@@ -578,7 +578,7 @@ impl Plan {
             })
             .collect();
         for TreePlan { target, protected, .. } in &self.trees {
-            all.extend(protected.iter().map(|(path, ..)| target.join(path)));
+            all.extend(protected.iter().map(|(path, ..)| target.join(path).components().collect::<PathBuf>()));
         }
         all.push(PathBuf::from("/"));
         all.push(self.scratch.path.clone());

@@ -3,8 +3,8 @@
 //!
 //! The policy's `[filesystem]` is the host as such a caller sees it: what it does not show does not
 //! exist. Nothing is ever made below a directory of the host: an operation there can only lie over
-//! what is there already. `/proc`, `/dev`, `/sys` and `/run/stockade` are the sandbox's own, and no
-//! operation reaches them. It does not mount anything.
+//! what is there already. `/proc`, `/dev`, `/sys`, `/run/stockade` and `/.view` are the sandbox's own,
+//! and no operation reaches them. It does not mount anything.
 
 use std::{
     collections::BTreeSet,
@@ -26,8 +26,8 @@ use crate::{
 /// The private scratch of a run with a view, and its first working directory.
 pub const VIEW_SCRATCH: &str = "/run/stockade/scratch";
 /// Directories that are the sandbox's own, whatever a view says.
-const OURS: [&str; 4] = ["/proc", "/dev", "/sys", "/run/stockade"];
-/// Where the root keeps directories that are mounted elsewhere.
+const OURS: [&str; 5] = ["/proc", "/dev", "/sys", "/run/stockade", STORE];
+/// Where the root keeps directories that are mounted elsewhere. A link here would lead to the host.
 const STORE: &str = "/.view";
 /// The most operations of a view.
 pub const MAX_OPERATIONS: usize = 1024;
@@ -197,6 +197,8 @@ enum Region {
     Own(PathBuf),
     /// The host's.
     Host,
+    /// The host's, and code may write it: this one of the trees.
+    Tree(usize),
 }
 
 struct ViewBuilder<'a> {
@@ -268,6 +270,7 @@ pub(super) fn plan_view(
             }
             ViewEntry::Data { target, mode, bytes, writable } => {
                 builder.place(target, PathKind::File)?;
+                builder.pin(target);
                 let (target_inside, bytes) = (RootBuilder::relative(target), bytes.clone());
                 builder.root.entries.push(RootEntry::Laid { target: target_inside, mode: *mode, bytes, writable: *writable });
                 if *writable {
@@ -323,7 +326,7 @@ impl ViewBuilder<'_> {
 
     /// Makes a mount point, where the root's own file system is there. The host's must have it.
     fn place(&mut self, target: &Path, kind: PathKind) -> Result<(), ViewError> {
-        if matches!(self.region(target).1, Region::Host) {
+        if !matches!(self.region(target).1, Region::Own(_)) {
             return Ok(());
         }
         let at = self.own(target)?;
@@ -398,8 +401,8 @@ impl ViewBuilder<'_> {
         self.root.entries.push(RootEntry::Tree { index: self.trees.len(), target: RootBuilder::relative(target) });
         let kind = |kind: PathKind| if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
         let protected = scratch.protected.iter().map(|(path, found, protection)| (path.clone(), kind(*found), *protection)).collect();
+        self.cover(target, Region::Tree(self.trees.len()));
         self.trees.push(TreePlan { source: scratch.path.clone(), target: target.to_path_buf(), protected });
-        self.cover(target, Region::Host);
         Ok(())
     }
 
@@ -469,7 +472,7 @@ impl ViewBuilder<'_> {
         }
         for (path, led, kind) in parts {
             let at = inside(&path);
-            let is_bound = matches!(self.region(&at).1, Region::Host);
+            let is_bound = !matches!(self.region(&at).1, Region::Own(_));
             if !is_bound && !self.links.contains(&at) {
                 self.bind(led, &at, kind)?;
             }
@@ -482,6 +485,7 @@ impl ViewBuilder<'_> {
             return Err(ViewError::Root("--ro-bind"));
         }
         self.place(target, kind)?;
+        self.pin(target);
         let executable = is_program_directory(&source);
         self.root.entries.push(RootEntry::Placed { source, target: RootBuilder::relative(target), executable });
         self.cover(target, Region::Host);
@@ -490,24 +494,58 @@ impl ViewBuilder<'_> {
 
     fn empty(&mut self, target: &Path) -> Result<(), ViewError> {
         self.place(target, PathKind::File)?;
+        self.pin(target);
         let target_inside = RootBuilder::relative(target);
         self.root.entries.push(RootEntry::Laid { target: target_inside, mode: 0o444, bytes: Vec::new(), writable: false });
         self.cover(target, Region::Host);
         Ok(())
     }
 
+    /// The directory that code may write at this path, as far as nothing was laid over it there, and
+    /// where the path lies below it.
+    fn tree_at(&mut self, target: &Path) -> Option<(&mut TreePlan, PathBuf)> {
+        let Region::Tree(index) = *self.region(target).1 else { return None };
+        let tree = self.trees.get_mut(index)?;
+        let below = target.strip_prefix(&tree.target).ok()?.to_path_buf();
+        Some((tree, below))
+    }
+
     /// Where the path is part of a directory that code may write, at its place there, it stays
     /// readable alone. Whether it was.
     fn keep_read_only(&mut self, source: &Path, target: &Path) -> bool {
-        let real = self.facts.led.get(source).map_or(source, PathBuf::as_path);
+        let real = self.facts.led.get(source).map_or(source, PathBuf::as_path).to_path_buf();
         let Some(kind) = self.facts.paths.get(source).copied() else { return false };
-        let is_in = |tree: &&mut TreePlan| real.strip_prefix(&tree.source).is_ok_and(|below| tree.target.join(below) == target);
-        let Some(tree) = self.trees.iter_mut().rev().find(is_in) else { return false };
-        let below = real.strip_prefix(&tree.source).unwrap_or(real).to_path_buf();
+        let Some((tree, below)) = self.tree_at(target).filter(|(tree, below)| tree.source.join(below) == real) else { return false };
         let kind = if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
-        if !tree.protected.iter().any(|(path, ..)| *path == below) {
-            tree.protected.push((below, kind, Protection::ReadOnly));
+        // The whole of it is the directory itself.
+        let below = if below.as_os_str().is_empty() { PathBuf::from(".") } else { below };
+        match tree.protected.iter_mut().find(|(path, ..)| *path == below) {
+            Some((.., how)) if *how == Protection::Pinned => *how = Protection::ReadOnly,
+            Some(_) => {}
+            None => {
+                pin_above(tree, &below);
+                tree.protected.push((below, kind, Protection::ReadOnly));
+            }
         }
         true
+    }
+
+    /// What is laid over a path of a directory that code may write stays there: code could else move the
+    /// directories above it away, and put others in their place.
+    fn pin(&mut self, target: &Path) {
+        if let Some((tree, below)) = self.tree_at(target) {
+            pin_above(tree, &below);
+        }
+    }
+}
+
+/// Directories above a path of a tree cannot be renamed.
+fn pin_above(tree: &mut TreePlan, below: &Path) {
+    let mut above: Vec<&Path> = below.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()).collect();
+    above.reverse();
+    for directory in above {
+        if !tree.protected.iter().any(|(path, ..)| path == directory) {
+            tree.protected.push((directory.to_path_buf(), PathKindName::Directory, Protection::Pinned));
+        }
     }
 }
