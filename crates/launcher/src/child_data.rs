@@ -297,8 +297,8 @@ impl ChildData {
             clear_groups: plan.mode == Mode::Root,
             hostname: plan.identity.hostname.clone(),
             root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
-            // A session's has no place to write.
-            root_room: plan.root_size.filter(|_| !plan.session).and(plan.limits.get(LimitKey::TmpSize)),
+            // A session's has no place to write, unless code may change the root.
+            root_room: plan.root_size.filter(|_| !plan.session || plan.has_writable_root()).and(plan.limits.get(LimitKey::TmpSize)),
             root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
             inner_uid_map: format!("{uid} {uid} 1"),
             inner_gid_map: format!("{gid} {gid} 1"),

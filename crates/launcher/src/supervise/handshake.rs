@@ -205,7 +205,11 @@ impl Supervision<'_> {
                 (root, scratch, listener, terminal, modules, proc, sock_diag)
             }
         };
-        self.quota.tmp.get_or_insert(root);
+        if self.quota.tmp.is_none() {
+            self.quota.tmp = Some(root);
+        } else if self.plan.has_writable_root() {
+            self.quota.writable_root = Some(root);
+        }
         self.quota.scratch.get_or_insert(ScratchFs::Private(scratch));
         self.quota.sock_diag = sock_diag.map(SockDiag::new);
         if let Some(terminal) = terminal {

@@ -112,6 +112,8 @@ pub(super) struct Quota {
     pub(super) trees: Vec<HostScratchFs>,
     /// The file system of `/tmp`, home and `/dev/shm`; none until it is handed over.
     pub(super) tmp: Option<OwnedFd>,
+    /// The file system of what code changes of the root, where that of `tmp` is another.
+    pub(super) writable_root: Option<OwnedFd>,
 }
 
 /// Where scratch is.
@@ -242,6 +244,7 @@ impl Quota {
             scratch,
             trees,
             tmp,
+            writable_root: None,
         })
     }
 
@@ -286,7 +289,8 @@ impl Quota {
 
     /// Bytes in the file systems of the run's own, as they were last looked at.
     fn tmpfs(&self) -> u64 {
-        self.sampler.scratch.bytes_at_last() + self.sampler.tmp.bytes_at_last()
+        let of_root = self.writable_root.as_ref().and_then(usage::filesystem_use).map_or(0, |held| held.bytes);
+        self.sampler.scratch.bytes_at_last() + self.sampler.tmp.bytes_at_last() + of_root
     }
 
     /// Whether scratch may have grown since it was last counted.
