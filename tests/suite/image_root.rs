@@ -79,6 +79,10 @@ fn an_images_command_variables_and_directory_are_used_where_nothing_else_is_said
     // A directory that the image lacks is made, and one that leads nowhere is refused.
     store.image("made", &["programs"], fields("/var/app/deep"));
     assert!(both_streams(&run(&["--image", "made"])).starts_with("/var/app/deep\n"));
+    // So is one that the image has below a directory that each run has for itself.
+    store.layer("covered", |tree| fs::create_dir_all(tree.join("tmp/app")).unwrap());
+    store.image("covered", &["programs", "covered"], fields("/tmp/app"));
+    assert!(both_streams(&run(&["--image", "covered"])).starts_with("/tmp/app\n"));
     for directory in ["srv/app", "../../etc", "/srv/../../etc", "/bin/sh"] {
         store.image("crooked", &["programs", "own"], fields(directory));
         let done = run(&["--image", "crooked"]);
@@ -244,6 +248,10 @@ fn what_code_changes_of_an_image_is_limited_and_gone_after_the_run() {
     let done = ask(fill, json!({"tmp_size": "4MiB"}));
     done.expect(json!({"output": "again\n"}));
     assert!(done.error().contains("No space left on device"), "{}", done.error());
+    let small = policies.write("small", &derived("[filesystem]\nwritable_root = true\n[limits]\ntmp_size = \"4MiB\"\n"));
+    let mut session = Session::of(&mut store.command(&["session", "--policy", &small]));
+    let done = session.ask(json!({"op": "run", "language": "sh", "code": fill, "image": "plain"}));
+    assert!(done["output"] == "again\n" && done["error"].as_str().unwrap().contains("No space left on device"), "{done}");
     // The control: without the key none of it can be written.
     let done = store.sh("plain", "touch /new");
     assert!(done.error().contains("Read-only file system"), "{}", done.error());

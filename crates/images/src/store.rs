@@ -63,10 +63,12 @@ impl Store {
     /// # Errors
     /// There is none, it has another format, or another user could have written it.
     pub fn open(path: &Path, owner: u32) -> Result<Self, ImageError> {
-        let store = Store { path: path.to_owned(), owner };
         if fs::symlink_metadata(path.join("format")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Err(ImageError::NoStore { path: path.to_owned() });
         }
+        // A run opens its layers without following a link, and a directory above the store may be one.
+        let store = Store { path: fs::canonicalize(path).map_err(|error| io_error("look at", path, error))?, owner };
+        let path = store.path();
         store.check_owner(path)?;
         for part in ["format", "lock", "layers", "flat", "images", "names"] {
             store.check_owner(&path.join(part))?;
@@ -342,6 +344,17 @@ mod tests {
         for text in ["python:3", "../names", "", "sha256:..", &digest(9).to_string(), "python@sha256:1"] {
             assert!(store.resolve(text).is_err(), "{text}");
         }
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn no_link_is_on_the_way_to_a_layer() {
+        let (path, owner) = store("linked");
+        let link = path.with_extension("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let layers = |path: &Path| Store::open(path, owner).unwrap().resolve("python").unwrap().layers;
+        assert_eq!(layers(&link), layers(&path));
+        fs::remove_file(link).unwrap();
         fs::remove_dir_all(path).unwrap();
     }
 

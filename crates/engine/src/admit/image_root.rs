@@ -6,6 +6,7 @@
 //! outside of them is seen. What the image's programs do is not looked at.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     ffi::OsString,
     fs::{self, File, Metadata},
@@ -30,6 +31,12 @@ use crate::{
 const ARCHITECTURE: &str = "amd64";
 /// Links that are followed for one path, as the kernel's limit is (path_resolution(7)).
 const MAX_LINKS: usize = 40;
+
+/// Directories of an image's PATH that programs are looked for in.
+const MAX_DIRECTORIES: usize = 64;
+/// Files that are looked at in an image for one run, whatever its links are: some tenths of a second.
+/// 40 programs, 10 layers and 64 directories of two names are 77,000.
+const MAX_LOOKS: usize = 100_000;
 
 /// Why a run does not get an image as its root.
 #[derive(Debug, thiserror::Error)]
@@ -157,10 +164,11 @@ pub(crate) fn facts(image: Image, policy: &Policy) -> Result<(ImageFacts, File),
             _ => malformed_variables += 1,
         }
     }
-    let tree = LayeredTree { layers: &image.layers };
+    let tree = LayeredTree::new(&image.layers);
     let path = environment.get("PATH").or(policy.environment.set.get("PATH"));
-    let directories: Vec<&Path> =
-        path.map(|path| path.split(':').map(Path::new).filter(|part| part.is_absolute()).collect()).unwrap_or_default();
+    let directories: Vec<&Path> = path
+        .map(|path| path.split(':').map(Path::new).filter(|part| part.is_absolute()).take(MAX_DIRECTORIES).collect())
+        .unwrap_or_default();
     let programs = programs(policy, |program| tree.program(program, &directories));
     let working_directory = (!record.working_dir.is_empty()).then(|| {
         let path = PathBuf::from(record.working_dir.replace('\0', "\u{fffd}"));
@@ -250,10 +258,12 @@ fn programs(policy: &Policy, find: impl Fn(&Path) -> Option<PathBuf>) -> BTreeMa
     named.filter_map(|program| find(&program).map(|found| (program, found))).collect()
 }
 
-/// The files of an image as an overlay of its layers shows them.
+/// The files of an image as an overlay of its layers shows them. It looks at no more than
+/// [`MAX_LOOKS`] files; from then on it finds nothing.
 pub(crate) struct LayeredTree<'a> {
     /// Bottom first.
-    pub(crate) layers: &'a [PathBuf],
+    layers: &'a [PathBuf],
+    looks_left: Cell<usize>,
 }
 
 /// What stands at a path.
@@ -263,7 +273,11 @@ enum Found {
     Link(PathBuf),
 }
 
-impl LayeredTree<'_> {
+impl<'a> LayeredTree<'a> {
+    fn new(layers: &'a [PathBuf]) -> Self {
+        LayeredTree { layers, looks_left: Cell::new(MAX_LOOKS) }
+    }
+
     /// A program of the image: the one at this path, else the first of its name in these directories.
     fn program(&self, program: &Path, directories: &[&Path]) -> Option<PathBuf> {
         let is_program =
@@ -316,6 +330,7 @@ impl LayeredTree<'_> {
                 if found.as_ref().is_some_and(|above: &Metadata| !above.is_dir()) {
                     return None;
                 }
+                self.looks_left.set(self.looks_left.get().checked_sub(1)?);
                 at.push(name);
                 // It is in a layer below, or nowhere.
                 let Ok(metadata) = fs::symlink_metadata(&at) else {
@@ -376,7 +391,7 @@ mod tests {
         fs::write(upper.join("gone"), "").unwrap();
         symlink("../../bin/python3", upper.join("usr/local/bin/py")).unwrap();
         let layers = [lower, upper];
-        let tree = LayeredTree { layers: &layers };
+        let tree = LayeredTree::new(&layers);
         let real = |path: &str| tree.resolve(Path::new(path)).map(|(real, _)| real);
         assert_eq!(real("/bin/python3"), Some(PathBuf::from("/usr/bin/python3")));
         assert_eq!(real("/usr/local/bin/py"), Some(PathBuf::from("/usr/bin/python3")));
@@ -387,6 +402,27 @@ mod tests {
         let on_path = [Path::new("/nowhere"), Path::new("/bin")];
         assert_eq!(tree.program(Path::new("/opt/python3"), &on_path), Some(PathBuf::from("/bin/python3")));
         assert_eq!(tree.program(Path::new("/usr/bin/data"), &[]), None, "it is no program");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_links_of_an_image_cost_a_bounded_number_of_looks() {
+        let root = std::env::temp_dir().join(format!("stockade-looks-{}", std::process::id()));
+        fs::create_dir_all(root.join("a")).unwrap();
+        fs::write(root.join("a/program"), "").unwrap();
+        fs::set_permissions(root.join("a/program"), fs::Permissions::from_mode(0o755)).unwrap();
+        // Each link leads through another, by as many names as a link holds.
+        for link in 1..MAX_LINKS {
+            symlink(format!("{}l{}", "a/../".repeat(800), link + 1), root.join(format!("l{link}"))).unwrap();
+        }
+        symlink("a", root.join(format!("l{MAX_LINKS}"))).unwrap();
+        let layers = [root.clone()];
+        let tree = LayeredTree::new(&layers);
+        // The control: the links lead to the program.
+        assert_eq!(tree.program(Path::new("/program"), &[Path::new("/l1")]), Some(PathBuf::from("/l1/program")));
+        let (path, program) = (vec![Path::new("/l1"); 43_000], Path::new("/missing"));
+        assert_eq!(tree.program(program, &path), None);
+        assert_eq!((tree.looks_left.get(), tree.resolve(Path::new("/a"))), (0, None));
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -178,7 +178,11 @@ pub(super) fn plan_root(
         root.entries.push(RootEntry::Link { target: RootBuilder::relative(alias), to: scratch.path.clone() });
     }
     if let Some(image) = &facts.image {
-        if let (Some(path), Some((_, None))) = (plan_working_directory(facts, run_request)?, &image.working_directory) {
+        // One that the image has is covered below what code may write.
+        let is_covered = |path: &Path| WRITABLE.iter().any(|writable| path.starts_with(writable));
+        if let (Some(path), Some((_, there))) = (plan_working_directory(facts, run_request)?, &image.working_directory)
+            && (there.is_none() || is_covered(&path))
+        {
             root.directory(&path, 0o755);
         }
         root.lay_over(image, policy.filesystem.writable_root);
