@@ -192,6 +192,69 @@ fn a_callers_filter_is_added_and_never_replaces_the_sandboxs_own() {
     }
 }
 
+/// A filter that lets all calls pass but these, for which it answers the errno; 0 is success. A call of
+/// a third value is answered only where its second argument has that value.
+fn answering(calls: &[(u32, u16, Option<u32>)]) -> Vec<u8> {
+    let step = |code: u16, jump_false: u8, k: u32| [&code.to_ne_bytes()[..], &[0, jump_false], &k.to_ne_bytes()].concat();
+    let mut program = Vec::new();
+    for (call, errno, second) in calls {
+        let answer = step(0x06, 0, 0x0005_0000 | u32::from(*errno));
+        let told = second.map_or(answer.clone(), |value| [step(0x20, 0, 24), step(0x15, 1, value), answer].concat());
+        program.extend([step(0x20, 0, 0), step(0x15, u8::try_from(told.len() / 8).unwrap(), *call), told].concat());
+    }
+    program.extend(step(0x06, 0, 0x7fff_0000));
+    program
+}
+
+test!(Both, a_callers_filter_answers_no_call_of_the_set_up, needs[Program("bwrap")]);
+fn a_callers_filter_answers_no_call_of_the_set_up() {
+    // What a filter would answer that wants the sandbox's own not to be loaded: that it has been. Then that
+    // so have limits and Landlock, and that descriptors are closed.
+    let loaded = [(317, 16, Some(8)), (317, 16, Some(40)), (317, 0, Some(0)), (435, 38, None)];
+    let hostile = answering(&loaded);
+    let more_hostile = answering(&[&loaded[..], &[(302, 0, None), (446, 0, None), (436, 0, None)]].concat());
+    let script = "import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall(250, 0, -3, 0), ctypes.get_errno())\n\
+                  print([line.split()[3:5] for line in open('/proc/self/limits') if line.startswith('Max open files')])\n\
+                  try: __import__('os').mkfifo('/t/f'); print('made')\n\
+                  except PermissionError: print('refused')\n";
+    let (then, options) = (["/usr/bin/python3", "-c", script], format!("{PROGRAMS} --tmpfs /t --seccomp 5"));
+    let of = |filter: &[u8]| said(&ours(&options, &[filter], &then));
+    let harmless = of(&filter(true));
+    assert!(harmless.0 == Some(0) && harmless.1.starts_with("-1 1\n") && harmless.1.ends_with("refused\n"), "{harmless:?}");
+    assert_eq!((of(&hostile), of(&more_hostile)), (harmless.clone(), harmless));
+    // Control: a sandbox that has that filter alone refuses none of it.
+    let real = said(&bubblewrap(&options, &[&hostile], &then)).1;
+    assert!(!real.starts_with('-') && real.ends_with("made\n"), "{real}");
+    let load = "import ctypes, struct; c = ctypes.CDLL(None, use_errno=True)\n\
+                step = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))\n\
+                program = struct.pack('HxxxxxxP', 1, ctypes.addressof(step))\n\
+                print(c.syscall(317, 1, 0, program), ctypes.get_errno(), c.prctl(22, 2, program), ctypes.get_errno())\n";
+    let (then, filters) = (["/usr/bin/python3", "-c", load], [filter(true), filter(true)]);
+    let options = format!("{PROGRAMS} --add-seccomp-fd 5 --add-seccomp-fd 6");
+    let inputs = [filters[0].as_slice(), filters[1].as_slice()];
+    assert_eq!(said(&ours(&options, &inputs, &then)), (Some(0), String::from("-1 1 -1 1\n")));
+    assert_eq!(said(&bubblewrap(&options, &inputs, &then)), (Some(0), String::from("0 0 0 0\n")), "the control");
+}
+
+test!(Both, what_is_shown_read_only_in_a_writable_directory_stays_in_its_place, needs[Program("bwrap")]);
+fn what_is_shown_read_only_in_a_writable_directory_stays_in_its_place() {
+    let tree = tree_named("tree");
+    fs::create_dir_all(tree.join("git/hooks")).unwrap();
+    let script = "mv git moved 2>/dev/null && mkdir -p git/hooks; echo x > git/hooks/new && echo written; echo y > own && echo own";
+    let options = |read_only: &str| format!("{PROGRAMS} --bind {0} /w --ro-bind {0}{read_only} /w{read_only} --chdir /w", text(&tree));
+    let run = |read_only: &str| ours(&options(read_only), &[], &["/bin/sh", "-c", script]);
+    let done = run("/git/hooks");
+    assert_eq!(said(&done), (Some(0), String::from("own\n")), "{}", error(&done));
+    assert!(!tree.join("git/hooks/new").exists() && !tree.join("moved").exists());
+    let done = run("");
+    assert_eq!(said(&done).1, "", "{}", error(&done));
+    let covered = format!("{PROGRAMS} --bind {0} /w --tmpfs /w/git --ro-bind {0}/git/hooks /w/git/hooks", text(&tree));
+    refused(&covered, "does not show");
+    // Control: where nothing above is kept in its place, code puts its own there.
+    let real = bubblewrap(&options("/git/hooks"), &[], &["/bin/sh", "-c", script]);
+    assert!(said(&real).1.contains("written") && tree.join("git/hooks/new").exists(), "{}", error(&real));
+}
+
 test!(Both, status_and_pid_are_told_as_bubblewrap_tells_them, needs[Program("bwrap")]);
 fn status_and_pid_are_told_as_bubblewrap_tells_them() {
     for of in [&["bwrap"][..], &[text(&program_path().unwrap()), "bwrap"]] {
@@ -358,6 +421,7 @@ fn what_would_weaken_the_sandbox_is_refused_by_name() {
         ("--tmpfs /", "the sandbox's root is its own"),
         ("--symlink /usr /l --dir /l/x", "goes through /l, a link of this view"),
         ("--overlay-src /usr --tmp-overlay /x", "overlays are not made"),
+        ("--symlink /dev/shm /.view --dir /t --tmpfs /t", "the sandbox's own"),
     ] {
         refused(&format!("{PROGRAMS} {option}"), wanted);
     }

@@ -133,6 +133,10 @@ pub enum ParseError {
     Refused { flag: &'static str, why: &'static str },
     #[error("{flag} {value}: {why}")]
     Value { flag: String, value: String, why: &'static str },
+    #[error(
+        "--block-fd with --info-fd or --json-status-fd: the sandbox is made when --block-fd lets it, and has no pid before; leave --block-fd out"
+    )]
+    BlockedWithPid,
     #[error("no command is given; it stands behind the options: … -- COMMAND")]
     NoCommand,
     #[error("the command line has more than {MAX_WORDS} words")]
@@ -199,6 +203,9 @@ impl Parser {
         }
         self.words.reverse();
         self.seen.command = self.words;
+        if self.seen.block.is_some() && (self.seen.info.is_some() || self.seen.status.is_some()) {
+            return Err(ParseError::BlockedWithPid);
+        }
         if self.seen.command.is_empty() { Err(ParseError::NoCommand) } else { Ok(Parsed::Run(Box::new(self.seen))) }
     }
 

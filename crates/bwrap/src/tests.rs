@@ -98,6 +98,8 @@ fn malformed_lines_are_refused() {
         ("--perms 0700 --bind /x /y id", "must be --dir"),
         ("--perms 0700 id", "must be --dir"),
         ("--hostname a_b id", "letters"),
+        ("--block-fd 5 --info-fd 6 id", "has no pid before"),
+        ("--json-status-fd 6 --block-fd 5 id", "has no pid before"),
     ] {
         assert!(refusal(line).contains(words), "{line}: {}", refusal(line));
     }

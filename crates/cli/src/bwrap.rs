@@ -21,7 +21,7 @@ use stockade_engine::{
     Asked, Client, Options, Origin, RunSettings,
     caller::waiting,
     is_interactive,
-    plan::{View, ViewEntry},
+    plan::{MAX_INSTRUCTIONS, View, ViewEntry},
     run_for, with_callers_rights,
 };
 
@@ -37,10 +37,9 @@ const NAME: &str = "stockade-bwrap";
 const POLICY: &str = "bwrap";
 /// bubblewrap's status for whatever keeps the command from starting.
 const NOT_STARTED: u8 = 1;
-/// What one descriptor may hold.
-const MAX_CONTENTS: usize = 16 << 20;
-/// The most instructions of a filter (BPF_MAXINSNS), and the bytes of one.
-const MAX_INSTRUCTIONS: usize = 4096;
+/// What all descriptors together may hold that are read for one command.
+const MAX_CONTENTS: usize = 64 << 20;
+/// The bytes of an instruction of a filter.
 const INSTRUCTION: usize = 8;
 
 pub(crate) fn run(bwrap: &args::Bwrap) -> anyhow::Result<ExitCode> {
@@ -53,7 +52,8 @@ pub(crate) fn run(bwrap: &args::Bwrap) -> anyhow::Result<ExitCode> {
 fn started(words: &[OsString]) -> anyhow::Result<ExitCode> {
     let words: Result<Vec<String>, OsString> = words.iter().cloned().map(OsString::into_string).collect();
     let words = words.map_err(|word| anyhow!("{} is not UTF-8", word.display()))?;
-    let mut words_of = |fd| words_of(fd).map_err(|error| format!("{error:#}"));
+    let mut left = MAX_CONTENTS;
+    let mut words_of = |fd| words_of(fd, &mut left).map_err(|error| format!("{error:#}"));
     let invocation = match parse(words, &mut words_of)? {
         Parsed::Help => return help::show(&[String::from("bwrap")]),
         Parsed::Version => {
@@ -61,7 +61,7 @@ fn started(words: &[OsString]) -> anyhow::Result<ExitCode> {
         }
         Parsed::Run(invocation) => *invocation,
     };
-    let view = view(&invocation)?;
+    let view = view(&invocation, left)?;
     let status = invocation.status.map(descriptor).transpose()?;
     let mut readers =
         StatusReaders { info: invocation.info.map(descriptor).transpose()?, status: status.as_ref().map(File::try_clone).transpose()? };
@@ -89,12 +89,14 @@ fn started(words: &[OsString]) -> anyhow::Result<ExitCode> {
 }
 
 /// What the options ask for, with the contents of the descriptors that they name.
-fn view(invocation: &Invocation) -> anyhow::Result<View> {
+/// `left`: the bytes that they may still hold.
+fn view(invocation: &Invocation, mut left: usize) -> anyhow::Result<View> {
     let mut entries = Vec::new();
     for operation in &invocation.operations {
-        entries.extend(entry(operation)?);
+        entries.extend(entry(operation, &mut left)?);
     }
-    let filters = invocation.filters.iter().map(|fd| filter(*fd).with_context(|| format!("--seccomp {fd}"))).collect::<Result<_, _>>()?;
+    let filters =
+        invocation.filters.iter().map(|fd| filter(*fd, &mut left).with_context(|| format!("--seccomp {fd}"))).collect::<Result<_, _>>()?;
     let working_directories = match &invocation.directory {
         Some(directory) => vec![PathBuf::from(directory)],
         // As bubblewrap: the caller's own where it is shown, else home, else the root.
@@ -118,7 +120,7 @@ fn view(invocation: &Invocation) -> anyhow::Result<View> {
     })
 }
 
-fn entry(operation: &Operation) -> anyhow::Result<Option<ViewEntry>> {
+fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewEntry>> {
     let path = |text: &String| std::path::absolute(text).with_context(|| format!("find out where {text:?} is"));
     let inside = |text: &String| Path::new("/").join(text);
     Ok(Some(match operation {
@@ -135,9 +137,9 @@ fn entry(operation: &Operation) -> anyhow::Result<Option<ViewEntry>> {
         Operation::Tmpfs { target, mode } => ViewEntry::Tmpfs { target: inside(target), mode: *mode },
         Operation::Directory { target, mode } => ViewEntry::Directory { target: inside(target), mode: *mode },
         Operation::Link { to, target } => ViewEntry::Link { target: inside(target), to: PathBuf::from(to) },
-        Operation::File { fd, target, mode } => ViewEntry::File { target: inside(target), mode: *mode, bytes: contents(*fd)? },
+        Operation::File { fd, target, mode } => ViewEntry::File { target: inside(target), mode: *mode, bytes: contents(*fd, left)? },
         Operation::Data { fd, target, mode, writable } => {
-            ViewEntry::Data { target: inside(target), mode: *mode, bytes: contents(*fd)?, writable: *writable }
+            ViewEntry::Data { target: inside(target), mode: *mode, bytes: contents(*fd, left)?, writable: *writable }
         }
     }))
 }
@@ -149,19 +151,19 @@ fn descriptor(fd: i32) -> anyhow::Result<File> {
     Ok(File::from(copy))
 }
 
-/// All that a descriptor has from where it stands.
-fn contents(fd: i32) -> anyhow::Result<Vec<u8>> {
+/// All that a descriptor has from where it stands, at most what is left.
+fn contents(fd: i32, left: &mut usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    descriptor(fd)?.take(MAX_CONTENTS as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read descriptor {fd}"))?;
-    if bytes.len() > MAX_CONTENTS {
-        bail!("descriptor {fd} holds more than 16 MiB");
-    }
+    descriptor(fd)?.take(*left as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read descriptor {fd}"))?;
+    *left = left.checked_sub(bytes.len()).with_context(|| {
+        format!("with descriptor {fd} the options' descriptors hold more than {} MiB; show large files by --ro-bind", MAX_CONTENTS >> 20)
+    })?;
     Ok(bytes)
 }
 
 /// Words with a NUL behind each.
-fn words_of(fd: i32) -> anyhow::Result<Vec<String>> {
-    let text = String::from_utf8(contents(fd)?).context("it is not UTF-8")?;
+fn words_of(fd: i32, left: &mut usize) -> anyhow::Result<Vec<String>> {
+    let text = String::from_utf8(contents(fd, left)?).context("it is not UTF-8")?;
     let Some(text) = text.strip_suffix('\0') else {
         return if text.is_empty() { Ok(Vec::new()) } else { Err(anyhow!("its last word has no NUL behind it")) };
     };
@@ -170,8 +172,8 @@ fn words_of(fd: i32) -> anyhow::Result<Vec<String>> {
 
 /// A filter of system calls as the kernel has it: `struct sock_filter` after `struct sock_filter`. Whether it is
 /// a valid program the kernel says.
-fn filter(fd: i32) -> anyhow::Result<Vec<u64>> {
-    let bytes = contents(fd)?;
+fn filter(fd: i32, left: &mut usize) -> anyhow::Result<Vec<u64>> {
+    let bytes = contents(fd, left)?;
     let (instructions, rest) = bytes.as_chunks::<INSTRUCTION>();
     if instructions.is_empty() || !rest.is_empty() || instructions.len() > MAX_INSTRUCTIONS {
         bail!("{} bytes are no filter: it has 1 to {MAX_INSTRUCTIONS} instructions of {INSTRUCTION} bytes", bytes.len());
