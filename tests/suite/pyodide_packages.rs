@@ -90,6 +90,38 @@ fn a_directory_of_others_is_left_untouched() {
     assert_eq!(fs::read_to_string(others.join("file")).unwrap(), "mine");
 }
 
+test!(Both, what_lies_where_a_script_is_started_is_not_run, needs [Long, Program("python3"), Other(no_ensurepip)], seconds 120);
+fn what_lies_where_a_script_is_started_is_not_run() {
+    let (here, made) = (directory().join("here"), directory().join("made"));
+    fs::create_dir(&here).unwrap();
+    for module in ["ensurepip", "venv", "compileall"] {
+        write_file(&here.join(format!("{module}.py")), "open('ran', 'w')");
+    }
+    let python = |words: &[&str]| Command::new("/usr/bin/python3").args(words).current_dir(&here).status().unwrap();
+    assert!(python(&["-c", "import ensurepip"]).success());
+    fs::remove_file(here.join("ran")).unwrap();
+    for script in ["prepare-wasm", "prepare-data-science"] {
+        let script = fs::canonicalize("../scripts").unwrap().join(script);
+        // Nothing is fetched, so it ends at pip. The directory is there, and its name ends in a slash.
+        fs::create_dir_all(&made).unwrap();
+        let mut command = Command::new(&script);
+        command.arg(format!("{}/", made.display())).env("PATH", "/usr/bin:/bin").env("PIP_NO_INDEX", "1").current_dir(&here);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("pip could not install"), "{script:?}: {said}");
+        assert!(!here.join("ran").exists(), "{script:?}");
+        let left: Vec<_> = fs::read_dir(directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("made.")), "{left:?}");
+    }
+    let unknown = Command::new("../scripts/prepare-wasm").arg("--unknown").output().unwrap();
+    assert_eq!((unknown.status.code(), unknown.stdout.len()), (Some(2), 0));
+}
+
+fn no_ensurepip() -> Option<String> {
+    let found = Command::new("/usr/bin/python3").args(["-I", "-c", "import ensurepip, venv"]).status().is_ok_and(|status| status.success());
+    (!found).then(|| String::from("no python3-venv"))
+}
+
 test!(Both, code_that_is_made_from_strings_in_javascript_ends_the_interpreter, needs [Long, Pyodide], seconds 90);
 fn code_that_is_made_from_strings_in_javascript_ends_the_interpreter() {
     // A function of Emscripten, called past Pyodide.
