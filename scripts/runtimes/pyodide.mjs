@@ -19,9 +19,16 @@ const { info } = JSON.parse(fs.readFileSync(`${root}lib/pyodide/pyodide-lock.jso
 
 /// What Python's own modules need of JavaScript, without the objects of Node.
 const harmless = Object.create(null);
-for (const name of ["Object", "Array", "Map", "Set", "Promise", "Uint8Array", "Date", "Math", "JSON", "setTimeout", "clearTimeout", "setInterval", "clearInterval"]) {
+for (const name of ["Object", "Array", "Map", "Set", "Promise", "Uint8Array", "Date", "Math", "JSON"]) {
   harmless[name] = globalThis[name];
 }
+// Node's timers are objects of its own, which it also calls back on. Python has their numbers.
+const starting = (start) => (act, delay, ...values) => Number(start(() => act(...values), delay));
+const ending = (end) => (number) => end(Number(number));
+harmless.setTimeout = starting(setTimeout);
+harmless.setInterval = starting(setInterval);
+harmless.clearTimeout = ending(clearTimeout);
+harmless.clearInterval = ending(clearInterval);
 
 // Emscripten's system(3) starts a shell of the host by this module, which has one object for all.
 const noProcess = () => {

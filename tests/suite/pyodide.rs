@@ -89,6 +89,12 @@ def changed():
     import js
     js.Object.prototype.polluted = 1
 attempt("prototype", changed)
+def timer():
+    import js
+    number = js.setTimeout(print, 60_000)
+    js.clearTimeout(number)
+    return number
+attempt("timer", lambda: type(timer()))
 # Every object of JavaScript to which a way leads from what Python has.
 import js, pyodide_js, sys, time
 reached, waiting = set(), [js, pyodide_js, time.sleep.__globals__["scheduleCallback"], sys.modules["pyodide._package_loader"].loadedPackages]
@@ -123,6 +129,7 @@ fn python_reaches_no_shell_no_file_and_no_object_of_node() {
     for name in ["process", "require", "fetch", "globalThis", "WebAssembly"] {
         begins(name, "AttributeError");
     }
+    begins("timer", "<class 'int'>");
     begins("prototype", "JsException: TypeError: Cannot");
     assert!(said["objects"] == json!([]) && said["reached"].as_u64().unwrap() > 50, "{said}");
     assert!(done["files"].as_array().unwrap().iter().all(|file| file["path"] != "shell"), "{}", done.brief());
