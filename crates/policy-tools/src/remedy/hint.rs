@@ -178,11 +178,22 @@ fn removed(list: &str, globs: &[String]) -> Option<String> {
 /// What `scripts/prepare-data-science` installs.
 const DATA_SCIENCE: [&str; 3] = ["numpy", "pandas", "matplotlib"];
 
+/// How a policy whose Python is Pyodide gets packages. Another interpreter or policy would be without
+/// its second wall.
+fn wheels_of_pyodide(policy: &Policy) -> Option<&'static str> {
+    let (_, runtime) = find_runtime(policy, "python").ok()?;
+    runtime.interpreter().ends_with("pyodide").then_some("`prepare-pyodide --wheels DIRECTORY` unpacks packages beside the interpreter")
+}
+
 fn of_module(name: &str, python: bool, plan: &Plan, policy: &Policy) -> Denial {
     if !python {
         let help = String::from(
             "Node finds its own modules and those in the scratch: bring this one in `files`, or as node_modules in the scratch",
         );
+        return hint("module", name.to_owned(), "not found", "[runtimes]", None, help);
+    }
+    if let Some(remedy) = wheels_of_pyodide(policy) {
+        let help = format!("the interpreter does not find it; {remedy}; your own module goes into `files`");
         return hint("module", name.to_owned(), "not found", "[runtimes]", None, help);
     }
     let mut remedies = Vec::new();
@@ -240,10 +251,9 @@ fn of_pip(plan: &Plan, policy: &Policy) -> Option<Denial> {
     if plan.egress.is_some() {
         return None;
     }
-    let help = format!(
-        "policy `{}` has no network, so pip can install nothing, with whatever option: take policy `pypi`, or `--runtime python=VENV/bin/python` with a virtual environment that has the package",
-        policy.name
-    );
+    let remedy = wheels_of_pyodide(policy)
+        .unwrap_or("take policy `pypi`, or `--runtime python=VENV/bin/python` with a virtual environment that has the package");
+    let help = format!("policy `{}` has no network, so pip can install nothing, with whatever option: {remedy}", policy.name);
     Some(hint("network", String::from("pip install"), "not reached", "[egress] whitelist", None, help))
 }
 

@@ -152,6 +152,12 @@ fn hints_for_modules_and_commands_fit_the_policy() {
     assert!(!other.contains("data-science"), "{other}");
     let pypi = help(pandas, &load_shipped("pypi").unwrap());
     assert!(pypi.contains("can be reached") && !pypi.contains("`pypi`"), "{pypi}");
+    // The names `python` and `--runtime` would lead out of the second wall.
+    let (plan, pyodide) = (planned(&derived(""), &[]), load_shipped("pyodide").unwrap());
+    for stderr in [pandas, "ERROR: No matching distribution found for requests"] {
+        let help = hints(stderr.as_bytes(), &plan, &pyodide)[0].help.clone().unwrap();
+        assert!(help.contains("prepare-pyodide --wheels") && !help.contains("--runtime") && !help.contains("`pypi`"), "{help}");
+    }
     assert!(help("bash: line 1: ruby: command not found", &derived("")).contains("/usr/local/bin:/usr/bin:/bin"));
     assert!(!help("bash: line 1: ruby: command not found", &derived("")).contains("is there"));
     assert!(help("bash: line 1: python3.9: command not found", &derived("")).contains("`python` is there"));
