@@ -1,13 +1,17 @@
 //! The policy `wasm`: modules of WebAssembly behind two walls, Wasmtime's and the sandbox's.
 //! Modules are written in the text form, which Wasmtime compiles itself.
 
-use std::fs;
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use crate::support::{
     exec::{ExecResult, exec, exec_with, run_with_stdin, scratch, stockade, text, write_file},
+    image_store::ImageStore,
     policy_dir::{PolicyDirectory, derived_from},
     runner::test,
     timeouts::scaled_limit,
@@ -152,6 +156,27 @@ fn a_policy_with_a_second_wall_has_no_language_without_it() {
             exec_with(&["--policy", policy], json!({ "code": "", "language": language })).refused("unknown_language", &[policy]);
             exec(json!({ "code": "", "language": language })).succeeded();
         }
+    }
+}
+
+test!(Both, a_policy_with_a_second_wall_takes_no_image);
+fn a_policy_with_a_second_wall_takes_no_image() {
+    let (store, place) = (ImageStore::new(), PolicyDirectory::new());
+    store.layer("fake", |tree| {
+        fs::create_dir(tree.join("bin")).unwrap();
+        for name in ["pyodide", "wasmtime"] {
+            let program = tree.join("bin").join(name);
+            fs::write(&program, "#!/bin/sh\necho native\n").unwrap();
+            fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        }
+    });
+    store.image("fake", &["programs", "fake"], json!({}));
+    for policy in ["wasm", "pyodide"] {
+        let request = json!({ "code": "", "image": "fake" });
+        store.exec_with(&["--policy", policy], request.clone()).refused("image_not_allowed", &[policy]);
+        // The control: a policy that takes images.
+        let taking = place.write(policy, &derived_from(policy, "[filesystem]\nimages = { add = [\"*\"] }"));
+        store.exec_with(&["--policy", &taking], request).expect(json!({ "output": "native\n" }));
     }
 }
 
