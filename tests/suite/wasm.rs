@@ -87,6 +87,11 @@ fn a_binary_module_comes_in_base64() {
     run(json!({ "code": {"base64": SEVEN} })).expect(json!({ "verdict": "exited", "code": 7, "error": "" }));
     // Not only a module: any program, in any policy.
     exec(json!({ "code": {"base64": BASE64_STANDARD.encode("print(6*7)")} })).succeeded().expect(json!({ "output": "42\n" }));
+    // It is no text, and a policy that stops code of which that cannot be said still lets it run.
+    let place = PolicyDirectory::new();
+    let stopping = place.write("stopping", &derived_from("wasm", "[screen]\nprocess = \"deny\""));
+    let request = json!({ "code": {"base64": SEVEN}, "limits": {"wall": scaled_limit(30_000)} });
+    exec_with(&["--policy", &stopping], request).expect(json!({ "verdict": "exited", "code": 7 }));
     run(json!({ "code": "\0asm" })).refused("code_holds_nul", &["{\"base64\": …}"]);
     run(json!({ "code": {"base64": "AGFzb"} })).refused("base64_malformed", &["code: "]);
     run(json!({ "code": {"base64": "AGFzbQ==", "text": "a"} })).refused("request_malformed", &[]);
@@ -182,15 +187,23 @@ fn a_policy_with_a_second_wall_takes_no_image() {
 
 test!(Both, bytes_that_are_no_text_count_as_code_that_nobody_reads);
 fn bytes_that_are_no_text_count_as_code_that_nobody_reads() {
-    let place = PolicyDirectory::new();
-    let policy = place.write("screened", &derived_from("review", ""));
-    let language = |code: Value| {
-        let done = exec_with(&["--policy", &policy], json!({ "code": code, "language": "bash" }));
-        done["findings"].as_array().is_some_and(|findings| findings.iter().any(|finding| finding["rule"] == "language"))
+    let done = |policy: &str, language: &str, code: &[u8]| {
+        exec_with(&["--policy", policy], json!({ "code": {"base64": BASE64_STANDARD.encode(code)}, "language": language }))
     };
-    // Bash leaves out NUL bytes, and so would read another word than the screener.
-    assert!(language(json!({"base64": BASE64_STANDARD.encode("su\0do true")})));
-    assert!(language(json!({"base64": BASE64_STANDARD.encode(b"sudo tru\xe9")})));
-    assert!(!language(json!({"base64": BASE64_STANDARD.encode("echo sudo")})));
-    assert!(!language(json!("echo sudo")));
+    let has = |done: &ExecResult, rule: &str| {
+        done["findings"].as_array().is_some_and(|findings| findings.iter().any(|finding| finding["rule"] == rule))
+    };
+    // Bash leaves out NUL bytes, and so would read another word than a screener that kept them.
+    for (code, is_text) in [(&b"echo\nsu\0do true"[..], false), (b"sudo tru\xe9", false), (b"sudo true", true)] {
+        let held = done("review", "bash", code);
+        assert!(has(&held, "screener") != is_text && has(&held, "system"), "{}", held.brief());
+    }
+    let latin = b"# coding: latin-1\n#\xff\nprint(6*7)\n";
+    done("strict", "python", latin).expect(json!({ "verdict": "screened", "started": false }));
+    let noted = done("default", "python", latin);
+    noted.succeeded().expect(json!({ "output": "42\n" }));
+    assert!(has(&noted, "screener"), "{}", noted.brief());
+    // The control: the same as text.
+    assert_ne!(done("strict", "python", b"# coding: latin-1\nprint(6*7)\n")["verdict"], "screened");
+    assert!(has(&done("strict", "python", b"#\xff\nimport ctypes\n"), "native"));
 }

@@ -131,7 +131,7 @@ impl Rule {
             Rule::Builtin => ("builtin", "uses a built-in name outside `builtins`"),
             Rule::Syntax => ("syntax", "cannot be parsed"),
             Rule::Language => ("language", "is in a language that is not screened"),
-            Rule::Screener => ("screener", "could not be screened: too large, too deep, or the screener ended"),
+            Rule::Screener => ("screener", "could not be screened: too large, too deep, no text, or the screener ended"),
         }
     }
 }

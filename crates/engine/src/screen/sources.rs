@@ -51,16 +51,17 @@ fn scratch<'a>(request: Option<&'a str>, option: Option<&'a Path>) -> &'a str {
 pub(super) fn of_request<'a>(request: &'a Request, policy: &Policy, option: Option<&'a Path>) -> Option<Sources<'a>> {
     let (name, runtime) = runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
     let mut sources = Sources::new(scratch(request.scratch.as_deref(), option).into());
-    // Of bytes that are no text an interpreter may read another program than the screener.
-    let text: Option<Cow<'a, str>> = match &request.code {
-        TextOrBase64::Text(code) => Some(code.into()),
-        code => admit::decode(code, "code").ok().and_then(|bytes| String::from_utf8(bytes.into_owned()).ok()).map(Cow::from),
-    };
-    let read = grammar(runtime).zip(text.filter(|text| !text.contains('\0')));
-    let run = read.as_ref().map(|(grammar, code)| scripts::of_code(*grammar, code, interpreter(policy))).unwrap_or_default();
-    match read {
-        Some((grammar, code)) => sources.add(None, grammar, code),
-        None => sources.know(None, Rule::Language, name.to_owned()),
+    let mut run = Vec::new();
+    if let Some(grammar) = grammar(runtime) {
+        let (code, is_text) = text_of(&request.code);
+        if !is_text {
+            // An interpreter may read another program in them than the screener.
+            sources.know(None, Rule::Screener, "bytes that are no text".to_owned());
+        }
+        run = scripts::of_code(grammar, &code, interpreter(policy));
+        sources.add(None, grammar, code);
+    } else {
+        sources.know(None, Rule::Language, name.to_owned());
     }
     for (path, content) in &request.files {
         // What is no base64 is refused for it.
@@ -82,6 +83,23 @@ pub(super) fn of_request<'a>(request: &'a Request, policy: &Policy, option: Opti
         }
     }
     Some(sources)
+}
+
+/// A request's code as text, and whether it is one: UTF-8 without NUL.
+fn text_of(code: &TextOrBase64) -> (Cow<'_, str>, bool) {
+    if let TextOrBase64::Text(text) = code {
+        return (text.into(), true);
+    }
+    // What is no base64 is refused for it.
+    let mut bytes = admit::decode(code, "code").unwrap_or_default().into_owned();
+    let is_text = std::str::from_utf8(&bytes).is_ok_and(|text| !text.contains('\0'));
+    if !is_text {
+        bytes.truncate(MAX_CODE_LEN);
+        // As Bash does.
+        bytes.retain(|byte| *byte != 0);
+    }
+    let text = String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+    (text.into(), is_text)
 }
 
 /// Of a command whose working directory is the scratch that `option` names.
@@ -208,6 +226,8 @@ impl<'a> Sources<'a> {
 
 #[cfg(test)]
 mod tests {
+    use stockade_protocol::Base64;
+
     use super::*;
 
     #[test]
@@ -215,6 +235,18 @@ mod tests {
         let option = Some(Path::new("/srv/work"));
         assert_eq!(scratch(Some("/srv/work/a"), option), "/srv/work/a");
         assert_eq!((scratch(None, option), scratch(None, None)), ("/srv/work", PRIVATE_SCRATCH));
+    }
+
+    #[test]
+    fn code_that_is_no_text_is_read_as_far_as_it_is_one() {
+        let read = |base64: &str| {
+            let code = TextOrBase64::Base64(Base64 { base64: base64.to_owned() });
+            let (text, is_text) = text_of(&code);
+            (text.into_owned(), is_text)
+        };
+        assert_eq!(read("c3Vkbw=="), (String::from("sudo"), true));
+        assert_eq!(read("c3UAZG8="), (String::from("sudo"), false));
+        assert_eq!(read("c3X/ZG8="), (String::from("su\u{fffd}do"), false));
     }
 
     #[test]
