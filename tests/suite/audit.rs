@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
@@ -80,6 +81,46 @@ fn the_log_tells_a_policy_of_a_file_from_a_shipped_one() {
     let (_, said) = audit(&["tail"]);
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].contains("  default  ") && lines[1].contains(&format!("  {path}  ")), "{said}");
+}
+
+test!(Both, nul_bytes_hide_no_word_of_the_code_from_an_alert);
+fn nul_bytes_hide_no_word_of_the_code_from_an_alert() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("alerts", &derived("[audit]\nalerts = { add = [\"code:hush\"] }"));
+    let is_met = || records(&log).last().unwrap()["alerts"] == json!(["code:hush"]);
+    let text = |code: &[u8]| {
+        let code = json!({"base64": BASE64_STANDARD.encode(code)});
+        exec_with(&["--policy", &policy], json!({"code": code, "language": "bash"})).succeeded();
+        is_met()
+    };
+    for (code, met) in [
+        (&b"echo hush"[..], true),
+        (b"echo\nec\0ho hu\0sh", true),
+        (b"echo '\xff'hush", true),
+        (b"echo hu sh", false),
+        (b"echo hu'\xff'sh", false),
+    ] {
+        assert_eq!(text(code), met, "{}", code.escape_ascii());
+    }
+    // Of a command NUL parts the words.
+    let run = |words: &[&str]| assert!(stockade([&["run", "--policy", &policy, "--"], words].concat()).status().unwrap().success());
+    run(&["echo", "hush"]);
+    assert!(is_met());
+    run(&["echo", "hu", "sh"]);
+    assert!(!is_met());
+}
+
+test!(Both, a_preview_ends_with_a_whole_character);
+fn a_preview_ends_with_a_whole_character() {
+    let log = own_log();
+    // One byte, and then four each: the last that the preview has room for lacks its last byte.
+    let code = format!("#{}", "\u{1f600}".repeat(4096));
+    exec(json!({"code": code})).succeeded();
+    let kept = records(&log).last().unwrap()["code"].clone();
+    let preview = kept["preview"].as_str().unwrap();
+    assert!(code.starts_with(preview) && preview.len() % 4 == 1 && preview.len() > 100, "{kept}");
+    assert_eq!(kept["bytes"], code.len());
 }
 
 test!(Both, a_command_is_written_down);

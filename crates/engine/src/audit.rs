@@ -136,6 +136,8 @@ pub(crate) struct AuditRecorder<'a> {
     /// The journal knows already that this run is not in the log.
     told: Cell<bool>,
     code: Cow<'a, [u8]>,
+    /// A request's code without its NUL bytes, likewise; none where it has none.
+    code_without_nul: OnceCell<Option<Vec<u8>>>,
     subject: AuditSubject<'a>,
     policy: Option<&'a Policy>,
     /// The policy that was asked for.
@@ -181,6 +183,7 @@ impl<'a> AuditRecorder<'a> {
             base: OnceCell::new(),
             told: Cell::new(false),
             code,
+            code_without_nul: OnceCell::new(),
             subject,
             policy,
             requested: text::clip(policies::name(options), MAX_TEXT_LEN),
@@ -266,7 +269,15 @@ impl<'a> AuditRecorder<'a> {
     }
 
     fn meets_code(&self, alert: &Alert) -> bool {
-        alert.meets(&String::from_utf8_lossy(&self.code))
+        let meets = |code: &[u8]| code.utf8_chunks().any(|text| alert.meets(text.valid()));
+        meets(&self.code) || self.code_without_nul().is_some_and(meets)
+    }
+
+    /// As Bash reads it. In a command NUL parts the words.
+    fn code_without_nul(&self) -> Option<&[u8]> {
+        let has_nul = || matches!(self.subject, AuditSubject::Request(_)) && self.code.contains(&0);
+        let without = || has_nul().then(|| self.code.iter().copied().filter(|byte| *byte != 0).collect());
+        self.code_without_nul.get_or_init(without).as_deref()
     }
 
     fn base(&self) -> &Event {
@@ -290,7 +301,10 @@ impl<'a> AuditRecorder<'a> {
     }
 
     fn code(&self, kind: CodeKind) -> Code {
-        let preview = self.preview(&String::from_utf8_lossy(&self.code), self.code.len() as u64);
+        // What the preview shows, and a whole character more, which the cut may break.
+        let most = usize::try_from(self.audit.preview).unwrap_or(0).saturating_add(char::MAX.len_utf8());
+        let begin = &self.code[..self.code.len().min(most)];
+        let preview = self.preview(&String::from_utf8_lossy(begin), self.code.len() as u64);
         Code { kind, sha256: text::sha256(&self.code), preview }
     }
 
