@@ -641,7 +641,11 @@ pub struct Shortfall {
 
 /// Runs an empty program as these options say, and screens one where the policy asks for that.
 pub fn shortfall(options: &Options) -> Shortfall {
-    let run = exec(br#"{"code": ""}"#, options);
+    let loaded = match load_policy(options) {
+        Ok(loaded) => loaded,
+        Err(refusal) => return Shortfall { prevents: Some(refusal.message), ..Shortfall::default() },
+    };
+    let run = start(&loaded.policy.language, &loaded.policy, options);
     if !is_enforced(&run) {
         return Shortfall { prevents: Some(run.error.0), ..Shortfall::default() };
     }
@@ -651,9 +655,8 @@ pub fn shortfall(options: &Options) -> Shortfall {
     if let Some(failure) = run.audit.and_then(|audit| audit.failure) {
         shortfall.without.push(format!("audit log: {failure}"));
     }
-    // The run has read both.
-    let read = load_policy(options).ok().zip(caller::identify(None).ok());
-    let screened = read.map(|(loaded, identity)| screener(&loaded.policy, identity.privileged));
+    // The run has read it too.
+    let screened = caller::identify(None).ok().map(|identity| screener(&loaded.policy, identity.privileged));
     if let Some(found) = screened.filter(|found| matches!(found.state, State::Missing | State::Degraded)) {
         let what = format!("{}; {}", found.detail, found.remedy.unwrap_or_default());
         match found.state {
