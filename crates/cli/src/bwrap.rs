@@ -9,13 +9,11 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{Read, Write},
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use anyhow::{Context, anyhow, bail};
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use stockade_bwrap::{Invocation, Operation, Parsed, parse};
 use stockade_engine::{
     Asked, Client, Options, Origin, RunSettings,
@@ -146,8 +144,7 @@ fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewE
 
 /// A copy of a descriptor that this process was started with.
 fn descriptor(fd: i32) -> anyhow::Result<File> {
-    let own = pidfd_open(getpid(), PidfdFlags::empty()).context("find this process")?;
-    let copy: OwnedFd = pidfd_getfd(own, fd, PidfdGetfdFlags::empty()).with_context(|| format!("descriptor {fd} is not open"))?;
+    let copy = stockade_sys::descriptors::copy_inherited(fd.unsigned_abs()).with_context(|| format!("descriptor {fd} is not open"))?;
     Ok(File::from(copy))
 }
 
