@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::serve::Service;
 use crate::support::{
-    exec::{ExecResult, both_streams, exec, text},
+    exec::{ExecResult, both_streams, exec, program_path, run_under, run_with_stdin, text},
     image_store::ImageStore,
     policy_dir::{PolicyDirectory, derived},
     runner::{directory, eventually, is_root, test},
@@ -229,7 +229,7 @@ fn the_layers_of_a_run_are_held_until_it_has_ended() {
     lock().try_lock().unwrap();
 }
 
-test!(RootlessOnly, what_code_changes_of_an_image_is_limited_and_gone_after_the_run);
+test!(Both, what_code_changes_of_an_image_is_limited_and_gone_after_the_run);
 fn what_code_changes_of_an_image_is_limited_and_gone_after_the_run() {
     let (store, policies) = (plain(), PolicyDirectory::new());
     let writable = policies.write("writable", &derived("[filesystem]\nwritable_root = true\n"));
@@ -259,13 +259,60 @@ fn what_code_changes_of_an_image_is_limited_and_gone_after_the_run() {
     assert!(hints.iter().any(|hint| hint["allow"] == "[filesystem] writable_root = true"), "{}", done.brief());
 }
 
-test!(RootOnly, an_image_of_roots_is_not_writable);
-fn an_image_of_roots_is_not_writable() {
+test!(Both, what_code_finds_in_a_writable_image_is_its_users_own_and_the_store_is_as_before);
+fn what_code_finds_in_a_writable_image_is_its_users_own_and_the_store_is_as_before() {
+    let (store, policies) = (plain(), PolicyDirectory::new());
+    store.layer("rights", |tree| {
+        fs::create_dir_all(tree.join("root/deep")).unwrap();
+        fs::set_permissions(tree.join("root"), Permissions::from_mode(0o700)).unwrap();
+        fs::write(tree.join("root/secret"), "of the image\n").unwrap();
+        fs::set_permissions(tree.join("root/secret"), Permissions::from_mode(0o600)).unwrap();
+        fs::create_dir(tree.join("bin")).unwrap();
+        fs::copy(fs::canonicalize("/usr/bin/id").unwrap(), tree.join("bin/id")).unwrap();
+        fs::set_permissions(tree.join("bin/id"), Permissions::from_mode(0o6755)).unwrap();
+        assert!(Command::new("mknod").arg(tree.join("srv")).args(["c", "0", "0"]).status().unwrap().success());
+    });
+    store.image("rights", &["programs", "own", "rights"], json!({}));
+    let writable = policies.write("writable", &derived("[filesystem]\nwritable_root = true\n"));
+    let before = listing(store.path());
+    let code = "ls -n /bin/id /root/secret; id -u; cat /root/secret; echo changed > /root/secret; echo x >> /bin/id; ls -d /srv; \
+                rm -r /root/deep; mkdir -p /srv/new; cat /root/secret; ls /srv; ls -d /.* /.layers";
+    let done = store.exec_with(&["--policy", &writable], json!({"language": "sh", "code": code, "image": "rights"}));
+    let output = done.output();
+    let mut lines = output.lines();
+    let owned = |line: Option<&str>, name: &str| line.is_some_and(|line| line.contains(" 1000 1000 ") && line.ends_with(name));
+    assert!(owned(lines.next(), "/bin/id") && owned(lines.next(), "/root/secret"), "{output}");
+    assert_eq!(lines.collect::<Vec<_>>(), ["1000", "of the image", "changed", "new", "/.", "/.."], "{output}");
+    let missing = ["'/srv'", "'/.layers'"].map(|path| format!("ls: cannot access {path}: No such file or directory\n"));
+    assert_eq!(done.error(), missing.concat());
+    assert_eq!(listing(store.path()), before, "the store is as before");
+}
+
+/// Names, modes, owners, sizes, times and contents of all that lies below a directory.
+fn listing(directory: &Path) -> String {
+    let script = "find . -printf '%p %m %U %G %s %T@ %l\\n' | sort; find . -type f -exec sha256sum {} + | sort";
+    both_streams(&Command::new("sh").args(["-c", script]).current_dir(directory).output().unwrap())
+}
+
+test!(RootOnly, an_image_of_roots_is_not_writable_on_a_file_system_without_idmapped_mounts);
+fn an_image_of_roots_is_not_writable_on_a_file_system_without_idmapped_mounts() {
     let (store, policies) = (plain(), PolicyDirectory::new());
     let writable = policies.write("writable", &derived("[filesystem]\nwritable_root = true\n"));
-    let request = json!({"language": "sh", "code": "echo ran", "image": "plain"});
-    store.exec_with(&["--policy", &writable], request.clone()).broke("writable_root_unavailable", &["writable_root", "ordinary user"]);
-    store.exec_with(&[], request).expect(json!({"output": "ran\n"}));
+    let request = json!({"language": "sh", "code": "echo ran", "image": "plain"}).to_string();
+    // An overlay takes no idmap.
+    let over = "mkdir /var/lib/stockade/upper /var/lib/stockade/work && mount -t overlay -o \
+                lowerdir=/var/lib/stockade/images,upperdir=/var/lib/stockade/upper,workdir=/var/lib/stockade/work over /var/lib/stockade/images && exec \"$@\"";
+    let program = program_path().unwrap();
+    let run = |words: &[&str]| {
+        let words = [&store.words()[..], &["sh", "-c", over, "sh", text(&program)], words].concat();
+        run_with_stdin(&mut run_under(&words), request.as_bytes())
+    };
+    let refused = ExecResult::of(run(&["exec", "--policy", &writable]));
+    refused.broke("writable_root_unavailable", &["cannot be idmapped", "put it on ext4", "ordinary user"]);
+    let examined = both_streams(&run(&["doctor", "--policy", &writable]));
+    assert!(examined.contains("writable_root: ") && examined.contains("images cannot be idmapped"), "{examined}");
+    // The control: it is a layer where nothing of it is written.
+    ExecResult::of(run(&["exec"])).expect(json!({"output": "ran\n"}));
 }
 
 test!(Both, requests_of_a_session_have_images_of_their_own_and_share_its_files);

@@ -261,6 +261,10 @@ impl<'a> Examiner<'a> {
             Ok(found) => found,
             Err(error) => return finding("images", state, split(&error.to_string())),
         };
+        if let Some(refusal) = self.writable_root_refusal(&store) {
+            let (why, remedy) = split(&refusal);
+            return finding("images", state, (format!("writable_root: {} cannot be idmapped: {why}", store.display()), remedy));
+        }
         if images.is_empty() {
             let remedy = "`stockade image import FILE` adds one";
             return finding("images", state, (format!("none that the policy allows in {}", store.display()), Some(remedy.to_owned())));
@@ -279,6 +283,14 @@ impl<'a> Examiner<'a> {
         let mut listed: Vec<String> = images.iter().take(MAX_LISTED).map(words).collect();
         listed.extend(images.len().checked_sub(MAX_LISTED + 1).map(|more| format!("{} more", more + 1)));
         fine("images", format!("{} in {}: {}", images.len(), store.display(), listed.join("; ")))
+    }
+
+    /// Why root's launcher could let no code change an image of this store.
+    fn writable_root_refusal(&self, store: &Path) -> Option<String> {
+        if !(self.identity.privileged && self.policy.filesystem.writable_root) {
+            return None;
+        }
+        scratch::idmap_refusal(store, facts::FIRST_UNIQUE_ID).unwrap_or_else(|error| Some(error.to_string()))
     }
 
     fn paths(&self) -> Finding {

@@ -29,8 +29,9 @@ use stockade_protocol::{
 use crate::{
     ErrorKind, Inputs, LaunchError, Memory, OpenedScratch, Stdin,
     error::InputsError,
+    identity,
     messages::{ExecutorFiles, MAX_TREES},
-    scratch::FileId,
+    scratch::{FileId, detached_copy},
     sequence::MAX_LAYERS,
     tree,
 };
@@ -133,10 +134,11 @@ pub(crate) enum ChildTree {
 }
 
 /// A layer of an image.
-pub(crate) struct ChildLayer {
-    pub(crate) path: CString,
-    /// The directory that it must be.
-    pub(crate) file_id: FileId,
+pub(crate) enum ChildLayer {
+    /// Its place among the trees that were sent, idmapped.
+    Sent(usize),
+    /// Opened here, and then this directory.
+    Path { path: CString, file_id: FileId },
 }
 
 /// Where scratch comes from.
@@ -278,7 +280,7 @@ impl ChildData {
         for entry in &plan.root {
             entries.push(match entry {
                 RootEntry::Tree { index, target } => prepare_tree(plan, inputs, *index, target, &mut trees)?,
-                entry => prepare_entry(entry, inputs, &mut trees)?,
+                entry => prepare_entry(entry, plan, inputs, &mut trees)?,
             });
         }
         let scratch = prepare_scratch(plan, inputs)?;
@@ -366,7 +368,7 @@ fn prepare_tree(plan: &Plan, inputs: &mut Inputs<'_>, index: usize, target: &Pat
     Ok(Entry::Tree { from, target: relative(target)?, rules: prepare_rules(&planned.protected, &opened.file_ids)? })
 }
 
-fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
+fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
     Ok(match entry {
         RootEntry::Directory { target, mode } => Entry::Directory { target: relative(target)?, mode: *mode },
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
@@ -375,10 +377,7 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
             if layers.len() > MAX_LAYERS {
                 return Err(InputsError::TooManyLayers(layers.len()).into());
             }
-            Entry::Image {
-                layers: layers.iter().map(|layer| prepare_layer(layer)).collect::<Result<_, LaunchError>>()?,
-                writable: *writable,
-            }
+            Entry::Image { layers: prepare_layers(layers, *writable, plan, trees)?, writable: *writable }
         }
         RootEntry::Bind { source, target, executable } => {
             let tree = inputs.trees.remove(source).map(|tree| {
@@ -412,11 +411,26 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
     })
 }
 
-/// The child opens it again, because a descriptor of the host's mount namespace can be no layer (EINVAL).
-fn prepare_layer(path: &Path) -> Result<ChildLayer, LaunchError> {
+/// The child opens them again, because a descriptor of the host's mount namespace can be no layer (EINVAL).
+/// Where code of root's run may change the image, copies of the mounts are sent whose files belong to
+/// the code: root, whose they are on the disk, is no id of the run's user namespace, and the kernel
+/// copies no file up that has an owner without a mapping (EOVERFLOW).
+fn prepare_layers(layers: &[PathBuf], writable: bool, plan: &Plan, trees: &mut Vec<OwnedFd>) -> Result<Vec<ChildLayer>, LaunchError> {
+    const ROOT: (u32, u32) = (0, 0);
     let failed = LaunchError::system(ErrorKind::Prepare, "open a layer of the image");
-    let stat = tree::open_unlinked(path).and_then(rustix::fs::fstat).map_err(failed)?;
-    Ok(ChildLayer { path: c_path(path)?, file_id: (stat.st_dev, stat.st_ino) })
+    let opened: Vec<OwnedFd> = layers.iter().map(|path| tree::open_unlinked(path.as_path())).collect::<Result<_, _>>().map_err(failed)?;
+    if !(writable && plan.mode == Mode::Root) {
+        let as_path = |(path, directory): (&PathBuf, &OwnedFd)| {
+            let stat = rustix::fs::fstat(directory).map_err(failed)?;
+            Ok(ChildLayer::Path { path: c_path(path)?, file_id: (stat.st_dev, stat.st_ino) })
+        };
+        return layers.iter().zip(&opened).map(as_path).collect();
+    }
+    let copies: Vec<OwnedFd> = opened.iter().map(|layer| detached_copy(layer, false)).collect::<Result<_, _>>().map_err(failed)?;
+    identity::idmap(&copies, ROOT, plan.identity.outside).map_err(LaunchError::LayerIdmap)?;
+    let first = trees.len();
+    trees.extend(copies);
+    Ok((first..trees.len()).map(ChildLayer::Sent).collect())
 }
 
 fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<ChildScratch, LaunchError> {

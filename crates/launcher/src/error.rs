@@ -17,6 +17,8 @@ use rustix::{
 use stockade_egress::gate::GateError;
 use stockade_protocol::step::Step;
 
+use crate::IdmapError;
+
 pub use step::StepFailure;
 
 /// What lets a run begin in a container of the usual engines, whose filter and covered files
@@ -53,6 +55,8 @@ pub enum ErrorKind {
     Output,
     /// The restorer, which makes a copy of a memory image.
     Restore,
+    /// The layers of an image that root's code may change.
+    WritableRoot,
 }
 
 impl ErrorKind {
@@ -71,6 +75,7 @@ impl ErrorKind {
             ErrorKind::Executor => "executor_vanished",
             ErrorKind::Volumes => "session_store_failed",
             ErrorKind::Output => OUTPUT_UNWRITABLE,
+            ErrorKind::WritableRoot => "writable_root_unavailable",
         }
     }
 }
@@ -145,6 +150,11 @@ pub enum LaunchError {
     /// The restorer made no copy, and nothing of the program ran.
     #[error("no copy could be made of the memory image: {}", describe(*.0))]
     Restore(Errno),
+    /// The files of an image of root's cannot be the code's.
+    #[error(
+        "[filesystem] writable_root: the image's layers cannot be idmapped, and code cannot change files of root: {0}; or run as an ordinary user, or remove `writable_root` from the policy"
+    )]
+    LayerIdmap(IdmapError),
     /// The plan has more writable places than a session can keep.
     #[error("a session keeps at most {0} writable places beside scratch")]
     TooManyVolumes(usize),
@@ -178,6 +188,7 @@ impl LaunchError {
             LaunchError::Executor(_) => ErrorKind::Executor,
             LaunchError::Restore(_) => ErrorKind::Restore,
             LaunchError::TooManyVolumes(_) => ErrorKind::Volumes,
+            LaunchError::LayerIdmap(_) => ErrorKind::WritableRoot,
         }
     }
 

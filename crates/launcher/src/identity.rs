@@ -1,4 +1,4 @@
-//! Who the sandbox is on the host: uid and gid maps, and the idmapped scratch.
+//! Who the sandbox is on the host: uid and gid maps, and idmapped mounts of scratch and of layers.
 //!
 //! Maps are read back after they were written. Which ids are used is the plan's
 //! decision; no id is invented here.
@@ -77,29 +77,33 @@ impl Drop for UsernsHolder {
 
 /// Why the kernel refuses to idmap a mount.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum IdmapError {
+pub enum IdmapError {
+    /// None can be made.
     #[error("a user namespace for the idmap cannot be made: {0}")]
     Namespace(Errno),
+    /// It gets no map of all ids.
     // user_namespaces(7): a map that holds the parent's uid 0 needs CAP_SETFCAP.
     #[error("a map of all ids cannot be written ({0}); give the launcher CAP_SETFCAP, outside any container's user namespace")]
     Map(Errno),
-    #[error("its file system does not take it ({0}); put scratch on ext4, xfs or btrfs (tmpfs from Linux 6.3)")]
+    /// The mount takes none.
+    #[error("its file system does not take it ({0}); put it on ext4, xfs or btrfs (tmpfs from Linux 6.3)")]
     FileSystem(Errno),
 }
 
-/// Idmaps a detached copy of a directory: every id to itself, except the owner's and
+/// Idmaps detached copies of directories: every id to itself, except the owner's and
 /// the run's, which change places. Files that the run makes so belong to the owner. A mount
 /// can be idmapped once; one that was refused is as it was.
-pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: u32) -> Result<(), IdmapError> {
+pub(crate) fn idmap(trees: &[OwnedFd], owner: (u32, u32), run: (u32, u32)) -> Result<(), IdmapError> {
     if !Layers::in_this_build().has(Layer::Idmap) {
         return Ok(());
     }
     let holder = UsernsHolder(clone::user_namespace_holder().map_err(IdmapError::Namespace)?);
     let proc = ProcDirectory::open(holder.0.pid).map_err(IdmapError::Namespace)?;
-    proc.write("uid_map", &exchange(owner.0, run)).map_err(IdmapError::Map)?;
-    proc.write("gid_map", &exchange(owner.1, run)).map_err(IdmapError::Map)?;
+    proc.write("uid_map", &exchange(owner.0, run.0)).map_err(IdmapError::Map)?;
+    proc.write("gid_map", &exchange(owner.1, run.1)).map_err(IdmapError::Map)?;
     let namespace = proc.open_namespace("user").map_err(IdmapError::Namespace)?;
-    mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace).map_err(IdmapError::FileSystem)
+    let attributes = mount::attr::NOSUID | mount::attr::NODEV;
+    trees.iter().try_for_each(|tree| mount::set_idmap(tree, attributes, &namespace)).map_err(IdmapError::FileSystem)
 }
 
 fn reap(holder: &clone::Child) -> Result<(), Errno> {

@@ -54,7 +54,7 @@ pub use client::{Asked, Client, SocketClient};
 pub use error::{
     CONTAINER, CgroupError, ErrorKind, ExecutorError, InputsError, LaunchError, OUTPUT_UNWRITABLE, ReceiptError, RegistryError, StepFailure,
 };
-pub use identity::user_namespace_refusal;
+pub use identity::{IdmapError, user_namespace_refusal};
 pub use init::{InitProcess, spawn};
 pub use notify::RefusedCall;
 pub use proc::read_to_string;

@@ -200,7 +200,7 @@ pub fn idmap_refusal(path: &Path, run: u32) -> Result<Option<String>, ScratchErr
     let directory = path::open_directory(path, None)?;
     let failed = |errno| ScratchError { path: path.display().to_string(), problem: ScratchProblem::MountCopy(errno) };
     let copy = detached_copy(&directory, false).map_err(failed)?;
-    Ok(identity::idmap(&copy, (NOBODY, NOBODY), run).err().map(|error| error.to_string()))
+    Ok(identity::idmap(&[copy], (NOBODY, NOBODY), (run, run)).err().map(|error| error.to_string()))
 }
 
 /// Judges what was opened at a place, and looks through it.
@@ -232,7 +232,8 @@ pub(crate) fn finish(
         inspect(&directory, Rules::new(policy, place.below().to_path_buf())?, &policy.name, opener)?;
     let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
     // Before the plan, which needs to know whether the kernel and the file system take it.
-    let idmapped = tree.as_ref().zip(opener.unique_id).map(|(tree, id)| identity::idmap(tree, owner, id).map(|()| id)).transpose();
+    let idmap = |(tree, id)| identity::idmap(std::slice::from_ref(tree), owner, (id, id)).map(|()| id);
+    let idmapped = tree.as_ref().zip(opener.unique_id).map(idmap).transpose();
     let (idmapped_for, idmap_refusal) = match idmapped {
         Ok(id) => (id, None),
         Err(error) => (None, Some(error.to_string())),
@@ -285,7 +286,7 @@ pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, 
 /// Private from the first: where systemd runs, mounts are shared, and a copy is its
 /// original's peer. What is mounted on it inside, such as what hides a file, would be
 /// mounted on the host too, and stay there.
-fn detached_copy(directory: &OwnedFd, recursive: bool) -> Result<OwnedFd, Errno> {
+pub(crate) fn detached_copy(directory: &OwnedFd, recursive: bool) -> Result<OwnedFd, Errno> {
     let depth = if recursive { OpenTreeFlags::AT_RECURSIVE } else { OpenTreeFlags::empty() };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | depth;
     let copy = open_tree(directory, c"", flags)?;

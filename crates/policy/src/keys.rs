@@ -172,7 +172,7 @@ pub(crate) const FILESYSTEM: &[Key] = &[
     must("devices", Kind::List(Item::Device), "nodes below /dev"),
     may("root", Kind::Table(ROOT), "what a run starts from that names no image; the host's directories if absent"),
     may("images", Kind::List(Item::Image), "images that a request may have as its root, by name or digest; \"*\" for each of the store"),
-    may("writable_root", Kind::Flag, "code may change the files of an image, which are as before after the run; for ordinary users only"),
+    may("writable_root", Kind::Flag, "code may change the files of an image, which are as before after the run"),
 ];
 
 pub(crate) const ROOT: &[Key] = &[may("image", Kind::Text(check::image), "name or digest of an image of the store; \"none\" for none")];

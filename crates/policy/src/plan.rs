@@ -170,7 +170,6 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let callers_limits = narrow_to_callers_limits(&mut limits, facts);
     refuse_too_little_memory(facts, run_request, &limits)?;
     let identity = plan_identity(policy, facts, run_request, &mut degraded)?;
-    let image_root = plan_image(policy, facts)?;
     let scratch = plan_scratch(policy, run_request, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, run_request, &scratch)?;
     let commands = Commands::new(policy, facts, run_request, extra);
@@ -203,7 +202,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         identity,
         root,
         root_size: root_size(&limits),
-        image_root,
+        image_root: facts.image.as_ref().map(plan_image),
         scratch,
         trees,
         working_directories,
@@ -229,13 +228,9 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
 }
 
 /// The image that the root is made of.
-fn plan_image(policy: &Policy, facts: &HostFacts) -> Result<Option<ImageRoot>, PlanError> {
-    let Some(image) = &facts.image else { return Ok(None) };
-    if policy.filesystem.writable_root && facts.privileged {
-        return Err(PlanError::WritableRootAsRoot { policy: policy.name.clone() });
-    }
+fn plan_image(image: &ImageFacts) -> ImageRoot {
     let ImageFacts { name, digest, user, malformed_variables, .. } = image.clone();
-    Ok(Some(ImageRoot { name, digest, user, malformed_variables }))
+    ImageRoot { name, digest, user, malformed_variables }
 }
 
 /// Where a command starts that is given no directory: the image's working directory. Code has its

@@ -3,7 +3,7 @@
 //! The step's number is the failure's identity; the words around it are for a person.
 
 use rustix::io::Errno;
-use stockade_policy::plan::{Plan, RootEntry};
+use stockade_policy::plan::{Mode, Plan, RootEntry};
 use stockade_protocol::step::Step;
 
 use super::describe;
@@ -67,6 +67,9 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         (Step::RootEntry, Errno::STALE | Errno::NOENT | Errno::LOOP) if index.is_some_and(|index| is_image(plan, index)) => {
             "; the store has changed since the image was looked up; `stockade image verify` looks whether it is whole"
         }
+        (Step::RootEntry, Errno::INVAL) if plan.mode == Mode::Root && index.is_some_and(|index| is_writable_image(plan, index)) => {
+            "; root's image is writable only where overlay takes idmapped layers (Linux 5.19): run as an ordinary user, or remove `writable_root` from the policy"
+        }
         (Step::RootEntry, Errno::INVAL | Errno::NODEV | Errno::PERM) if index.is_some_and(|index| is_image(plan, index)) => {
             "; the kernel must have overlay with `userxattr` (Linux 5.11, CONFIG_OVERLAY_FS), and the store must lie on a file system that can be a layer"
         }
@@ -123,6 +126,10 @@ fn is_laid(entry: &RootEntry) -> bool {
 
 fn is_image(plan: &Plan, index: usize) -> bool {
     matches!(entry(plan, index), Some(RootEntry::Image { .. }))
+}
+
+fn is_writable_image(plan: &Plan, index: usize) -> bool {
+    matches!(entry(plan, index), Some(RootEntry::Image { writable: true, .. }))
 }
 
 fn is_proc(plan: &Plan, index: usize) -> bool {

@@ -34,10 +34,11 @@ const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 pub(super) const MASK_FILE: &CStr = c".mask";
 const COVER_FILE: &CStr = c".cover";
 /// Directories of the root tmpfs beside which an image's layers are laid: what hides its files, what
-/// code changes of them, and overlay's own.
+/// code changes of them, overlay's own, and where layers that were sent are attached.
 const UPON_IMAGE: &CStr = c".upon-image";
 const UPPER: &CStr = c".upper";
 const WORK: &CStr = c".work";
+const LAYERS: &CStr = c".layers";
 /// Where a path leads while it follows no link and stays below its directory.
 const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 /// The most layers that are laid over one another: at import more are merged into one.
@@ -123,15 +124,10 @@ impl NewRoot {
     }
 
     /// Mounts the image's layers below the files that were made so far, over `/` again.
-    fn lay_over(&mut self, layers: &[ChildLayer], writable: bool) -> Result<(), Errno> {
+    fn lay_over(&mut self, layers: &[ChildLayer], writable: bool, trees: &[Option<OwnedFd>]) -> Result<(), Errno> {
         let mut opened: [Option<OwnedFd>; MAX_LAYERS] = [const { None }; MAX_LAYERS];
         for (layer, place) in layers.iter().zip(&mut opened) {
-            let directory = tree::open_unlinked(layer.path.as_c_str())?;
-            let found = rustix::fs::fstat(&directory)?;
-            if (found.st_dev, found.st_ino) != layer.file_id {
-                return Err(Errno::STALE);
-            }
-            *place = Some(directory);
+            *place = Some(open_layer(&self.tmpfs, layer, trees)?);
         }
         let context = fsopen(c"overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         // The topmost first. By descriptor, so that what was looked at is what is mounted.
@@ -141,11 +137,12 @@ impl NewRoot {
         fsconfig_set_string(&context, c"lowerdir", lower.text()?)?;
         // A user namespace may not read trusted.*, and layers are written without it (CVE-2021-3493).
         fsconfig_set_flag(&context, c"userxattr")?;
+        // Before Linux 6.5 no path is looked up until all are there: the directories stay open.
+        let mut changed = [const { None }; 2];
         if writable {
-            for (option, name) in [(c"upperdir", UPPER), (c"workdir", WORK)] {
+            for (place, (option, name)) in changed.iter_mut().zip([(c"upperdir", UPPER), (c"workdir", WORK)]) {
                 let mut path = DescriptorPaths::new();
-                let directory = make_directory(&self.tmpfs, name)?;
-                path.push(&directory)?;
+                path.push(place.insert(make_directory(&self.tmpfs, name)?))?;
                 fsconfig_set_string(&context, option, path.text()?)?;
             }
         }
@@ -154,6 +151,27 @@ impl NewRoot {
         move_mount(&merged, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
         self.merged = Some(merged);
         Ok(())
+    }
+}
+
+fn open_layer(tmpfs: &OwnedFd, layer: &ChildLayer, trees: &[Option<OwnedFd>]) -> Result<OwnedFd, Errno> {
+    match layer {
+        ChildLayer::Sent(index) => {
+            let tree = trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
+            stockade_sys::mount::set_attributes(tree, attr::RDONLY | attr::NOSUID | attr::NODEV, false)?;
+            // Only a mount of this namespace can be a layer. They lie over one another, and go with the
+            // tmpfs when the old root is detached: overlay has copies of its own.
+            match mkdirat(tmpfs, LAYERS, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => attach(tree, tmpfs, LAYERS)?,
+                Err(errno) => return Err(errno),
+            }
+            rustix::io::fcntl_dupfd_cloexec(tree, 0)
+        }
+        ChildLayer::Path { path, file_id } => {
+            let directory = tree::open_unlinked(path.as_c_str())?;
+            let found = rustix::fs::fstat(&directory)?;
+            if (found.st_dev, found.st_ino) == *file_id { Ok(directory) } else { Err(Errno::STALE) }
+        }
     }
 }
 
@@ -221,7 +239,7 @@ pub(super) fn make_entry(
             mknodat(files, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
         }
         Entry::File { target, mode, text } => write_file(files, target, *mode, text).map(drop),
-        Entry::Image { layers, writable } => new_root.lay_over(layers, *writable),
+        Entry::Image { layers, writable } => new_root.lay_over(layers, *writable, trees),
         Entry::Bind { source, tree, target, executable } => {
             let copy;
             // Root has opened what belongs to the caller with the caller's rights.

@@ -75,7 +75,7 @@ fn write(policy: &Policy) -> Statements {
     let mut out = Statements::default();
     out.list("in memory, removed after the run", WRITABLE.map(str::to_owned).to_vec());
     if policy.filesystem.writable_root {
-        out.text("the root of an image: writable for an ordinary user's runs, as before after the run; refused when root launches");
+        out.text("the root of an image: writable, as before after the run");
     }
     let scratch = &policy.scratch;
     match scratch.access {

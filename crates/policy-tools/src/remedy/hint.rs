@@ -16,7 +16,7 @@ use stockade_policy::{
     may_be_shown,
     model::{Access, Policy},
     names,
-    plan::{CgroupPlan, HOME, Mode, Plan, find_runtime, is_in_image},
+    plan::{CgroupPlan, HOME, Plan, find_runtime, is_in_image},
     whitelist::{Name, Target},
 };
 use stockade_protocol::{
@@ -100,8 +100,7 @@ fn of_path(path: &str, error: PathError, plan: &Plan, policy: &Policy) -> Option
                 hint("[filesystem]", allow, help)
             }
             _ => {
-                // Root's launcher refuses it.
-                let allow = (plan.mode == Mode::Rootless).then(|| String::from("[filesystem] writable_root = true"));
+                let allow = Some(String::from("[filesystem] writable_root = true"));
                 hint("[filesystem] writable_root", allow, format!("the root is image {title}, and read-only: {elsewhere}"))
             }
         };

@@ -80,10 +80,6 @@ pub enum PlanError {
         path.display()
     )]
     WorkingDirectory { image: String, path: PathBuf, why: &'static str },
-    #[error(
-        "[filesystem] writable_root: the files of root's images belong to root, an id that the sandbox's user namespace does not have, so the kernel cannot copy them up (EOVERFLOW); run as an ordinary user, or remove `writable_root` from policy `{policy}`"
-    )]
-    WritableRootAsRoot { policy: String },
     #[error("{} is not on this host", .0.display())]
     PrefixMissing(PathBuf),
     #[error("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", .0.display())]
@@ -125,7 +121,6 @@ impl PlanError {
             PlanError::NotInImage { .. } => "interpreter_missing",
             PlanError::NoCommand { .. } => "image_without_command",
             PlanError::WorkingDirectory { .. } => "image_working_directory",
-            PlanError::WritableRootAsRoot { .. } => "writable_root_unavailable",
             PlanError::Compiles { .. } => "runtime_compiles",
             PlanError::PathMissing(_) => "path_missing",
             PlanError::ModulesNotWatchable { .. } => "modules_not_watchable",
@@ -156,7 +151,6 @@ impl PlanError {
             | PlanError::PrefixMissing(_)
             | PlanError::PathMissing(_)
             | PlanError::NotInImage { .. }
-            | PlanError::WritableRootAsRoot { .. }
             | PlanError::ModulesNotWatchable { .. } => false,
         }
     }
