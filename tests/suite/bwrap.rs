@@ -73,6 +73,19 @@ fn both_say(options: &str, inputs: &[&[u8]], script: &str, wanted: (i32, &str)) 
     assert_eq!(said(&own), wanted, "stockade: {}", error(&own));
 }
 
+/// A shell's script under this policy of the name `bwrap`.
+fn under_policy(policy: &str, line: &str, script: &str) -> Output {
+    let words: Vec<String> = [vec![String::from("bwrap")], words(line), vec![script.to_owned()]].concat();
+    let arguments: Vec<&str> = words.iter().map(String::as_str).collect();
+    if is_root() {
+        return command_with_etc(&[("stockade/policies/bwrap.toml", policy)], &[], &arguments).output().unwrap();
+    }
+    let config = directory().join("config");
+    fs::create_dir_all(config.join("stockade/policies")).unwrap();
+    fs::File::create(config.join("stockade/policies/bwrap.toml")).unwrap().write_all(policy.as_bytes()).unwrap();
+    stockade(&arguments).env("XDG_CONFIG_HOME", &config).output().unwrap()
+}
+
 /// Nothing was started, and this was said.
 #[track_caller]
 fn refused(options: &str, wanted: &str) {
@@ -98,6 +111,11 @@ fn each_file_operation_does_what_bubblewrap_does() {
     say("--tmpfs /t", "ls -A /t; echo x > /t/x; cat /t/x", "x\n");
     say("--perms 0700 --tmpfs /t --perms 0750 --dir /t/d --dir /t/e", "stat -c %a /t /t/d /t/e", "700\n750\n755\n");
     say("--symlink to/there /t/link", "readlink /t/link", "to/there\n");
+    say(
+        "--tmpfs /t --dir /t/d --chmod 0711 /t/d --chmod 1777 /t --dir /x/y --chmod 0500 /x --dir /x/z",
+        "stat -c %a /t/d /t /x /x/z",
+        "711\n1777\n500\n755\n",
+    );
     // Later operations lie over earlier ones.
     say("--tmpfs /t --dir /t/a --ro-bind /usr/bin /t/a --dir /t/b", "ls /t; test -x /t/a/env && echo bound", "a\nb\nbound\n");
     say("--tmpfs /t --ro-bind /usr/bin /t/a --tmpfs /t", "ls -A /t; echo done", "done\n");
@@ -382,6 +400,85 @@ fn a_writable_directory_has_the_guards_of_a_scratch() {
     refused(&format!("{PROGRAMS} --bind {one} /a --bind {inner} /b"), "one lies in the other");
 }
 
+/// Two directories that a policy shows, which have a file each and one in common, and that policy.
+fn layers() -> (PathBuf, PathBuf, String) {
+    let (lower, upper) = (tree_named("lower"), tree_named("upper"));
+    for (tree, name) in [(&lower, "lower"), (&upper, "upper")] {
+        fs::write(tree.join("both"), format!("both of {name}\n")).unwrap();
+        fs::write(tree.join(name), format!("{name}\n")).unwrap();
+        fs::create_dir(tree.join("below")).unwrap();
+        fs::write(tree.join("below").join(name), "").unwrap();
+    }
+    let policy = derived_from(
+        "bwrap",
+        &format!(
+            "[filesystem]\nread_only_optional = {{ add = [\"{}\", \"{}\"] }}\n[limits]\ntmp_size = \"4MiB\"\n",
+            text(&lower),
+            text(&upper)
+        ),
+    );
+    (lower, upper, policy)
+}
+
+test!(Both, an_overlay_shows_the_last_source_on_top_and_changes_nothing_of_them);
+fn an_overlay_shows_the_last_source_on_top_and_changes_nothing_of_them() {
+    let (lower, upper, policy) = layers();
+    let sources = format!("{PROGRAMS} --overlay-src {} --overlay-src {}", text(&lower), text(&upper));
+    let run = |options: &str, script: &str| under_policy(&policy, &format!("{options} -- /bin/sh -c"), script);
+    let read = "cat /o/both /o/lower /o/upper; ls /o/below";
+    let write = "echo x 2>/dev/null > /o/new && cat /o/new || echo refused; rm /o/both 2>/dev/null && ls /o";
+    let shown = "both of upper\nlower\nupper\nlower\nupper\n";
+    let done = run(&format!("{sources} --ro-overlay /o"), &format!("{read}; {write}"));
+    assert_eq!(said(&done), (Some(1), format!("{shown}refused\n")), "{}", error(&done));
+    let done = run(&format!("{sources} --tmp-overlay /o"), &format!("{read}; {write}"));
+    assert_eq!(said(&done), (Some(0), format!("{shown}x\nbelow\nlower\nnew\nupper\n")), "{}", error(&done));
+    // What belongs to the code's user can be changed. Root's run has another: to it all of that is another's.
+    let done = run(&format!("{sources} --tmp-overlay /o"), "echo changed > /o/lower; cat /o/lower; touch /o/below/new; ls /o/below");
+    let changed = if is_root() { "lower\nlower\nupper\n" } else { "changed\nlower\nnew\nupper\n" };
+    assert_eq!(said(&done).1, changed, "{}", error(&done));
+    // A mount lies over a directory of it, and an overlay over a directory of a tree.
+    let tree = tree_named("tree");
+    fs::create_dir(tree.join("o")).unwrap();
+    let done = run(&format!("{sources} --tmp-overlay /o --tmpfs /o/below"), "ls -A /o/below; touch /o/below/own; ls /o/below");
+    assert_eq!(said(&done), (Some(0), String::from("own\n")), "{}", error(&done));
+    let one = format!("{PROGRAMS} --bind {} /w --overlay-src {} --tmp-overlay /w/o", text(&tree), text(&lower));
+    let done = run(&one, "touch /w/o/new /w/kept; ls /w/o");
+    assert_eq!(said(&done), (Some(0), String::from("below\nboth\nlower\nnew\n")), "{}", error(&done));
+    assert!(tree.join("kept").exists() && fs::read_dir(tree.join("o")).unwrap().count() == 0);
+    for (tree, name) in [(&lower, "lower"), (&upper, "upper")] {
+        let mut names: Vec<_> = fs::read_dir(tree).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["below", "both", name]);
+        assert_eq!(fs::read_to_string(tree.join("both")).unwrap(), format!("both of {name}\n"));
+        assert_eq!(fs::read_dir(tree.join("below")).unwrap().count(), 1);
+    }
+}
+
+test!(Both, what_code_writes_to_an_overlay_counts_as_what_it_writes_to_a_tmpfs);
+fn what_code_writes_to_an_overlay_counts_as_what_it_writes_to_a_tmpfs() {
+    let (lower, _, policy) = layers();
+    let line = format!("{PROGRAMS} --tmpfs /t --overlay-src {} --tmp-overlay /o -- /bin/sh -c", text(&lower));
+    let fill =
+        "head -c 3000000 /dev/zero > /t/x; head -c 3000000 /dev/zero > /o/x || rm /t/x; head -c 3000000 /dev/zero > /o/x && echo fits";
+    let done = under_policy(&policy, &line, fill);
+    assert_eq!(said(&done), (Some(0), String::from("fits\n")), "{}", error(&done));
+    assert!(error(&done).contains("No space left on device"), "{}", error(&done));
+}
+
+test!(RootOnly, an_overlay_does_not_uncover_what_a_mount_of_the_host_hides);
+fn an_overlay_does_not_uncover_what_a_mount_of_the_host_hides() {
+    let program = program_path().unwrap();
+    let line = format!("{PROGRAMS} --overlay-src /usr/lib --tmp-overlay /o -- /bin/sh -c");
+    let run = |before: &str| {
+        let mut command = run_under(&["unshare", "--mount", "sh", "-c", &format!("{before} exec \"$@\""), "sh", text(&program), "bwrap"]);
+        command.args(words(&line)).arg("grep -q NAME /o/os-release && echo seen").output().unwrap()
+    };
+    let done = run("mount --bind /dev/null /usr/lib/os-release;");
+    assert!(said(&done) == (Some(1), String::new()) && error(&done).contains("no mount of the host may lie below"), "{}", error(&done));
+    // The control: without that mount the file is seen.
+    assert_eq!(said(&run("")), (Some(0), String::from("seen\n")));
+}
+
 test!(Both, each_writable_directory_is_limited_in_size);
 fn each_writable_directory_is_limited_in_size() {
     let (one, two) = (tree_named("one"), tree_named("two"));
@@ -389,16 +486,7 @@ fn each_writable_directory_is_limited_in_size() {
     let line = format!("{PROGRAMS} --bind {} /one --bind {} /two -- /bin/sh -c", text(&one), text(&two));
     for (megabytes, status) in [(4, 0), (64, 137)] {
         let script = format!("dd if=/dev/zero of=/two/x bs=1M count={megabytes} 2>/dev/null; sleep {}", if status == 0 { 0 } else { 20 });
-        let words: Vec<String> = [vec![String::from("bwrap")], words(&line), vec![script]].concat();
-        let arguments: Vec<&str> = words.iter().map(String::as_str).collect();
-        let output = if is_root() {
-            command_with_etc(&[("stockade/policies/bwrap.toml", &policy)], &[], &arguments).output().unwrap()
-        } else {
-            let config = directory().join("config");
-            fs::create_dir_all(config.join("stockade/policies")).unwrap();
-            fs::File::create(config.join("stockade/policies/bwrap.toml")).unwrap().write_all(policy.as_bytes()).unwrap();
-            stockade(&arguments).env("XDG_CONFIG_HOME", &config).output().unwrap()
-        };
+        let output = under_policy(&policy, &line, &script);
         assert_eq!(output.status.code(), Some(status), "{}", error(&output));
         fs::remove_file(two.join("x")).unwrap();
     }
@@ -420,7 +508,17 @@ fn what_would_weaken_the_sandbox_is_refused_by_name() {
         ("--ro-bind /usr /run", "the sandbox's own"),
         ("--tmpfs /", "the sandbox's root is its own"),
         ("--symlink /usr /l --dir /l/x", "goes through /l, a link of this view"),
-        ("--overlay-src /usr --tmp-overlay /x", "overlays are not made"),
+        ("--overlay-src /usr --overlay /a /b /x", "--overlay is not taken: what it leaves in a directory of the host"),
+        ("--overlay-src /root --tmp-overlay /x", "policy `bwrap` does not show /root"),
+        ("--overlay-src /etc --tmp-overlay /x", "policy `bwrap` does not show /etc"),
+        ("--overlay-src /usr/bin/env --tmp-overlay /x", "is not a directory"),
+        ("--overlay-src /usr --overlay-src /usr/bin --ro-overlay /x", "lies in another layer"),
+        ("--overlay-src /usr --tmp-overlay /run", "the sandbox's own"),
+        ("--overlay-src /usr --tmp-overlay /", "the sandbox's root is its own"),
+        ("--overlay-src /usr --tmp-overlay /x --dir /x/new", "nothing is made there"),
+        ("--chmod 0777 /usr/bin", "none of them has made this"),
+        ("--chmod 0777 /missing", "none of them has made this"),
+        ("--chmod 0777 /proc", "the sandbox's own"),
         ("--symlink /dev/shm /.view --dir /t --tmpfs /t", "the sandbox's own"),
     ] {
         refused(&format!("{PROGRAMS} {option}"), wanted);

@@ -78,6 +78,15 @@ pub enum Operation {
         /// A missing source is left out.
         optional: bool,
     },
+    /// `--tmp-overlay` and `--ro-overlay`, with each `--overlay-src` before it.
+    Overlay {
+        /// On the host, bottom first.
+        layers: Vec<String>,
+        /// Inside.
+        target: String,
+        /// Code may write to it.
+        writable: bool,
+    },
     /// `--tmpfs`.
     Tmpfs {
         /// Inside.
@@ -106,6 +115,13 @@ pub enum Operation {
         /// Inside.
         target: String,
         /// `--perms`.
+        mode: u32,
+    },
+    /// `--chmod`.
+    Mode {
+        /// Inside.
+        target: String,
+        /// Its new permission bits.
         mode: u32,
     },
     /// `--bind-data` and `--ro-bind-data`.
@@ -153,12 +169,15 @@ pub type ReadWords<'a> = &'a mut dyn FnMut(i32) -> Result<Vec<String>, String>;
 /// # Errors
 /// An option is unknown, refused or malformed, or there is no command.
 pub fn parse(words: Vec<String>, read: ReadWords<'_>) -> Result<Parsed, ParseError> {
-    let mut parser = Parser { words: words.into_iter().rev().collect(), count: 0, mode: None, seen: Invocation::default() };
+    let mut parser =
+        Parser { words: words.into_iter().rev().collect(), count: 0, mode: None, layers: Vec::new(), seen: Invocation::default() };
     parser.count = parser.words.len();
     parser.parse(read)
 }
 
 const PERMS: &str = "what follows it must be --dir, --tmpfs, --file, --bind-data or --ro-bind-data";
+
+const LAYERS: &str = "what follows it must be --overlay-src, --tmp-overlay or --ro-overlay";
 
 struct Parser {
     /// What is left, the next one last.
@@ -167,6 +186,8 @@ struct Parser {
     count: usize,
     /// Of `--perms`, for the next operation.
     mode: Option<u32>,
+    /// Of `--overlay-src`, for the next overlay.
+    layers: Vec<String>,
     seen: Invocation,
 }
 
@@ -190,16 +211,22 @@ impl Parser {
                     self.words.extend(more.into_iter().rev());
                 }
                 flag => {
-                    let mode = self.mode;
+                    let (mode, layers) = (self.mode, self.layers.len());
                     self.option(flag)?;
                     if mode.is_some() && self.mode == mode {
                         return Err(value("--perms", flag, PERMS));
+                    }
+                    if layers > 0 && self.layers.len() == layers {
+                        return Err(value("--overlay-src", flag, LAYERS));
                     }
                 }
             }
         }
         if self.mode.is_some() {
             return Err(value("--perms", "--", PERMS));
+        }
+        if !self.layers.is_empty() {
+            return Err(value("--overlay-src", "--", LAYERS));
         }
         self.words.reverse();
         self.seen.command = self.words;
@@ -219,6 +246,11 @@ impl Parser {
         let mode = |mode: Option<u32>, usual: u32| mode.unwrap_or(usual);
         let operation = match flag {
             "--bind" | "--bind-try" | "--ro-bind" | "--ro-bind-try" | "--dev-bind" | "--dev-bind-try" => self.bind(flag)?,
+            "--tmp-overlay" | "--ro-overlay" => self.overlay(flag)?,
+            "--chmod" => {
+                let [octal, target] = self.two(flag)?;
+                Operation::Mode { mode: permissions(flag, &octal)?, target }
+            }
             "--tmpfs" => Operation::Tmpfs { mode: mode(self.mode.take(), 0o755), target: self.one(flag)? },
             "--dir" => Operation::Directory { mode: mode(self.mode.take(), 0o755), target: self.one(flag)? },
             "--symlink" => {
@@ -275,8 +307,11 @@ impl Parser {
             "--die-with-parent" => self.seen.ends_with_parent = true,
             "--perms" => {
                 let octal = self.one(flag)?;
-                let mode = u32::from_str_radix(&octal, 8).ok().filter(|mode| *mode <= 0o1777 && !octal.starts_with('+'));
-                self.mode = Some(mode.ok_or_else(|| value(flag, &octal, "an octal number up to 1777, without set-ID bits"))?);
+                self.mode = Some(permissions(flag, &octal)?);
+            }
+            "--overlay-src" => {
+                let layer = self.one(flag)?;
+                self.layers.push(layer);
             }
             flag => return Err(ParseError::Unknown(flag.to_owned())),
         }
@@ -296,6 +331,19 @@ impl Parser {
         match (wanted, given.first()) {
             (Some((usual, why)), Some(given)) if given.trim_end_matches('/') != usual.trim_end_matches('/') => Err(value(flag, given, why)),
             _ => Ok(()),
+        }
+    }
+
+    fn overlay(&mut self, flag: &str) -> Result<Operation, ParseError> {
+        let target = self.one(flag)?;
+        let layers = std::mem::take(&mut self.layers);
+        let writable = flag == "--tmp-overlay";
+        match layers.len() {
+            0 => Err(value(flag, &target, "name what it is made of by --overlay-src before it")),
+            1 if !writable => {
+                Err(value(flag, &target, "it is made of two directories or more, each by --overlay-src; show one by --ro-bind"))
+            }
+            _ => Ok(Operation::Overlay { layers, target, writable }),
         }
     }
 
@@ -382,6 +430,11 @@ impl Parser {
 
 fn value(flag: &str, value: &str, why: &'static str) -> ParseError {
     ParseError::Value { flag: flag.to_owned(), value: value.to_owned(), why }
+}
+
+fn permissions(flag: &str, octal: &str) -> Result<u32, ParseError> {
+    let mode = u32::from_str_radix(octal, 8).ok().filter(|mode| *mode <= 0o1777 && !octal.starts_with('+'));
+    mode.ok_or_else(|| value(flag, octal, "an octal number up to 1777, without set-ID bits"))
 }
 
 fn number(flag: &str, fd: &str) -> Result<i32, ParseError> {

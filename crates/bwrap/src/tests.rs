@@ -39,6 +39,13 @@ fn operations_keep_their_order() {
         Operation::ReadOnly { source: "/x".into(), target: "/a/b".into(), optional: true },
     ];
     assert_eq!(seen.operations, operations);
+    let seen = invocation("--overlay-src /a --overlay-src /b --ro-overlay /x --overlay-src /c --tmp-overlay /y --chmod 0700 /x id");
+    let operations = [
+        Operation::Overlay { layers: vec!["/a".into(), "/b".into()], target: "/x".into(), writable: false },
+        Operation::Overlay { layers: vec!["/c".into()], target: "/y".into(), writable: true },
+        Operation::Mode { target: "/x".into(), mode: 0o700 },
+    ];
+    assert_eq!(seen.operations, operations);
 }
 
 #[test]
@@ -97,6 +104,12 @@ fn malformed_lines_are_refused() {
         ("--perms 9 --dir /x id", "octal"),
         ("--perms 0700 --bind /x /y id", "must be --dir"),
         ("--perms 0700 id", "must be --dir"),
+        ("--perms 0700 --overlay-src /a --tmp-overlay /x id", "must be --dir"),
+        ("--overlay-src /a id", "must be --overlay-src, --tmp-overlay"),
+        ("--overlay-src /a --dir /x id", "must be --overlay-src, --tmp-overlay"),
+        ("--tmp-overlay /x id", "by --overlay-src before it"),
+        ("--overlay-src /a --ro-overlay /x id", "two directories or more"),
+        ("--chmod 4755 /x id", "set-ID"),
         ("--hostname a_b id", "letters"),
         ("--block-fd 5 --info-fd 6 id", "has no pid before"),
         ("--json-status-fd 6 --block-fd 5 id", "has no pid before"),

@@ -132,6 +132,10 @@ fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewE
             }
             ViewEntry::Tree { source, target: inside(target) }
         }
+        Operation::Overlay { layers, target, writable } => {
+            ViewEntry::Overlay { layers: layers.iter().map(path).collect::<Result<_, _>>()?, target: inside(target), writable: *writable }
+        }
+        Operation::Mode { target, mode } => ViewEntry::Mode { target: inside(target), mode: *mode },
         Operation::Tmpfs { target, mode } => ViewEntry::Tmpfs { target: inside(target), mode: *mode },
         Operation::Directory { target, mode } => ViewEntry::Directory { target: inside(target), mode: *mode },
         Operation::Link { to, target } => ViewEntry::Link { target: inside(target), to: PathBuf::from(to) },

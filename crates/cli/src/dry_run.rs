@@ -113,6 +113,11 @@ fn describe_entry(entry: &RootEntry) -> String {
         }
         RootEntry::Tree { target, .. } => format!("bind      /{} writable", target.display()),
         RootEntry::Tmpfs { target, .. } => format!("writable  /{}", target.display()),
+        RootEntry::Overlay { layers, changes, target, executable } => {
+            let layers: Vec<String> = layers.iter().rev().map(|layer| layer.display().to_string()).collect();
+            let how = if changes.is_some() { "writable" } else { "read-only" };
+            format!("overlay   {} at /{} {how}{}", layers.join(" over "), target.display(), if *executable { "" } else { ", noexec" })
+        }
         RootEntry::Contents { target, .. } => format!("file      /{}", target.display()),
         RootEntry::Laid { target, .. } => format!("file      over /{}", target.display()),
         RootEntry::Device { source, .. } => format!("device    {}", source.display()),

@@ -20,7 +20,7 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 use stockade_policy::filter::callers_programs;
-use stockade_policy::plan::{LandlockPlan, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
+use stockade_policy::plan::{LandlockPlan, MAX_LAYERS, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::{
     LimitKey,
     frame::{ExecutorCommand, FileToWrite, Job, Prestart, ProcessStart},
@@ -32,7 +32,6 @@ use crate::{
     identity,
     messages::{ExecutorFiles, MAX_TREES},
     scratch::{FileId, detached_copy},
-    sequence::MAX_LAYERS,
     tree,
 };
 
@@ -115,6 +114,14 @@ pub(crate) enum Entry {
     Tmpfs {
         from: CString,
         target: CString,
+    },
+    /// An overlay of host directories.
+    Overlay {
+        layers: Vec<ChildLayer>,
+        /// Directories of the root, for what code changes of it and for overlay itself.
+        changes: Option<[CString; 2]>,
+        target: CString,
+        executable: bool,
     },
     /// A file that is laid over another.
     Laid {
@@ -374,10 +381,10 @@ fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees:
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
         RootEntry::File { target, mode, text } => Entry::File { target: relative(target)?, mode: *mode, text: text.clone().into_bytes() },
         RootEntry::Image { layers, writable } => {
-            if layers.len() > MAX_LAYERS {
-                return Err(InputsError::TooManyLayers(layers.len()).into());
-            }
-            Entry::Image { layers: prepare_layers(layers, *writable, plan, trees)?, writable: *writable }
+            let is_idmapped = *writable && plan.mode == Mode::Root;
+            let layers = open_layers(layers)?;
+            let layers = if is_idmapped { idmap_layers(layers, plan, trees)? } else { by_path(layers)? };
+            Entry::Image { layers, writable: *writable }
         }
         RootEntry::Bind { source, target, executable } => {
             let tree = inputs.trees.remove(source).map(|tree| {
@@ -404,6 +411,12 @@ fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees:
         }
         RootEntry::Tree { .. } => return Err(InputsError::Scratch.into()),
         RootEntry::Tmpfs { from, target } => Entry::Tmpfs { from: relative(from)?, target: relative(target)? },
+        RootEntry::Overlay { layers, changes, target, executable } => Entry::Overlay {
+            layers: by_path(open_layers(layers)?)?,
+            changes: changes.as_ref().map(|[upper, work]| Ok::<_, LaunchError>([relative(upper)?, relative(work)?])).transpose()?,
+            target: relative(target)?,
+            executable: *executable,
+        },
         RootEntry::Contents { target, mode, bytes } => Entry::File { target: relative(target)?, mode: *mode, text: bytes.clone() },
         RootEntry::Laid { target, mode, bytes, writable } => {
             Entry::Laid { target: relative(target)?, mode: *mode, bytes: bytes.clone(), writable: *writable }
@@ -411,22 +424,33 @@ fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees:
     })
 }
 
-/// The child opens them again, because a descriptor of the host's mount namespace can be no layer (EINVAL).
-/// Where code of root's run may change the image, copies of the mounts are sent whose files belong to
-/// the code: root, whose they are on the disk, is no id of the run's user namespace, and the kernel
-/// copies no file up that has an owner without a mapping (EOVERFLOW).
-fn prepare_layers(layers: &[PathBuf], writable: bool, plan: &Plan, trees: &mut Vec<OwnedFd>) -> Result<Vec<ChildLayer>, LaunchError> {
-    const ROOT: (u32, u32) = (0, 0);
-    let failed = LaunchError::system(ErrorKind::Prepare, "open a layer of the image");
-    let opened: Vec<OwnedFd> = layers.iter().map(|path| tree::open_unlinked(path.as_path())).collect::<Result<_, _>>().map_err(failed)?;
-    if !(writable && plan.mode == Mode::Root) {
-        let as_path = |(path, directory): (&PathBuf, &OwnedFd)| {
-            let stat = rustix::fs::fstat(directory).map_err(failed)?;
-            Ok(ChildLayer::Path { path: c_path(path)?, file_id: (stat.st_dev, stat.st_ino) })
-        };
-        return layers.iter().zip(&opened).map(as_path).collect();
+fn layers_failed(errno: Errno) -> LaunchError {
+    LaunchError::system(ErrorKind::Prepare, "open the layers of an overlay")(errno)
+}
+
+/// With their paths.
+fn open_layers(layers: &[PathBuf]) -> Result<Vec<(&Path, OwnedFd)>, LaunchError> {
+    if layers.len() > MAX_LAYERS {
+        return Err(InputsError::TooManyLayers(layers.len()).into());
     }
-    let copies: Vec<OwnedFd> = opened.iter().map(|layer| detached_copy(layer, false)).collect::<Result<_, _>>().map_err(failed)?;
+    layers.iter().map(|path| Ok((path.as_path(), tree::open_unlinked(path.as_path()).map_err(layers_failed)?))).collect()
+}
+
+/// The child opens them again, because a descriptor of the host's mount namespace can be no layer (EINVAL).
+fn by_path(layers: Vec<(&Path, OwnedFd)>) -> Result<Vec<ChildLayer>, LaunchError> {
+    let layer = |(path, directory)| {
+        let stat = rustix::fs::fstat(directory).map_err(layers_failed)?;
+        Ok(ChildLayer::Path { path: c_path(path)?, file_id: (stat.st_dev, stat.st_ino) })
+    };
+    layers.into_iter().map(layer).collect()
+}
+
+/// Copies of the mounts are sent, in which files of root belong to the code: root is no id of the run's
+/// user namespace, and the kernel copies no file up whose owner has no mapping (EOVERFLOW).
+fn idmap_layers(layers: Vec<(&Path, OwnedFd)>, plan: &Plan, trees: &mut Vec<OwnedFd>) -> Result<Vec<ChildLayer>, LaunchError> {
+    const ROOT: (u32, u32) = (0, 0);
+    let copies: Vec<OwnedFd> =
+        layers.iter().map(|(_, layer)| detached_copy(layer, false)).collect::<Result<_, _>>().map_err(layers_failed)?;
     identity::idmap(&copies, ROOT, plan.identity.outside).map_err(LaunchError::LayerIdmap)?;
     let first = trees.len();
     trees.extend(copies);

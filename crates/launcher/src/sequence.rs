@@ -51,7 +51,7 @@ use confine::{
     load_filter, namespaces, ruleset, take_ids,
 };
 pub(crate) use confine::{raise_core_limit, some_cpus};
-pub(crate) use root::{INSIDE, MAX_LAYERS, attach, new_tmpfs};
+pub(crate) use root::{INSIDE, attach, new_tmpfs};
 use root::{
     MASK_FILE, Made, NewRoot, Terminal, bound_root, copy_tree, make_entry, mount_scratch, open_terminal, pivot, place_program, seal_proc,
 };

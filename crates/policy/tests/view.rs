@@ -8,6 +8,7 @@ use stockade_policy::{
     facts::{Caller, CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     load_shipped,
+    model::Degradable,
     plan::{HostScratch, Plan, PlanError, Program, Protection, RootEntry, RunRequest, View, ViewEntry, plan},
 };
 
@@ -44,6 +45,10 @@ fn directory(target: &str) -> ViewEntry {
     ViewEntry::Directory { target: PathBuf::from(target), mode: 0o755 }
 }
 
+fn overlay(layers: &[&str], target: &str, writable: bool) -> ViewEntry {
+    ViewEntry::Overlay { layers: layers.iter().map(PathBuf::from).collect(), target: PathBuf::from(target), writable }
+}
+
 fn planned(entries: &[ViewEntry]) -> Result<Plan, PlanError> {
     planned_with(entries, &[])
 }
@@ -74,6 +79,11 @@ fn laid(plan: &Plan) -> Vec<String> {
             Some(format!("{} at {}{}", source.display(), target.display(), if *executable { "" } else { " noexec" }))
         }
         RootEntry::Tree { index, target } => Some(format!("tree {index} at {}", target.display())),
+        RootEntry::Overlay { layers, changes, target, executable } => {
+            let layers: Vec<_> = layers.iter().rev().map(|layer| layer.to_str().unwrap()).collect();
+            let writable = changes.as_ref().map(|[upper, work]| format!(" {} {}", upper.display(), work.display())).unwrap_or_default();
+            Some(format!("{} at {}{writable}{}", layers.join(" over "), target.display(), if *executable { "" } else { " noexec" }))
+        }
         RootEntry::Tmpfs { from, target } => Some(format!("{} at {}", from.display(), target.display())),
         RootEntry::Link { target, to } if !target.starts_with("dev") => Some(format!("{} -> {}", target.display(), to.display())),
         _ => None,
@@ -114,6 +124,70 @@ fn a_path_is_shown_where_its_links_lead_if_the_policy_shows_that() {
         assert!(laid(&planned(&[optional]).unwrap()).is_empty());
     }
     refused(&[show("/usr/missing", "/x")], "view_source_missing");
+}
+
+#[test]
+fn an_overlay_is_made_of_what_the_policy_shows() {
+    let both = [overlay(&["/usr/lib", "/usr/share"], "/o", true), tmpfs("/o/x"), overlay(&["/usr/lib", "/etc/ssl/certs"], "/p/q", false)];
+    let plan = planned(&both).unwrap();
+    let wanted =
+        ["/usr/share over /usr/lib at o .view/0/upper .view/0/work", ".view/1 at o/x", "/etc/ssl/certs over /usr/lib at p/q noexec"];
+    assert_eq!(laid(&plan), wanted);
+    let (writable, required) = (plan.writable_mounts(), plan.required_mounts());
+    let has = |all: &[PathBuf], path: &str| all.contains(&PathBuf::from(path));
+    assert!(has(&writable, "/o") && !has(&writable, "/p/q") && has(&required, "/o") && has(&required, "/p/q"));
+    let rights = |path: &str| plan.landlock.rules.iter().find(|rule| rule.path == Path::new(path)).unwrap().rights;
+    assert_eq!(rights("/o"), rights("/o/x"));
+    assert_eq!(rights("/p/q"), plan.landlock.rules.iter().find(|rule| rule.path == Path::new("/sys")).unwrap().rights);
+    // What is covered has no rule any more.
+    let covered = planned(&[overlay(&["/usr/lib"], "/o/p", true), tmpfs("/o")]).unwrap();
+    assert!(covered.landlock.rules.iter().all(|rule| rule.path != Path::new("/o/p")));
+    for (layers, reason) in [
+        (&["/etc"][..], "view_not_shown"),
+        (&["/usr/share", "/home"], "view_not_shown"),
+        (&["/usr/missing"], "view_source_missing"),
+        (&["/etc/ld.so.cache"], "view_layer_unusable"),
+        (&["/usr/share", "/usr"], "view_layer_unusable"),
+        (&["/usr/lib", "/usr/lib"], "view_layer_unusable"),
+        (&["usr"], "view_path_malformed"),
+    ] {
+        refused(&[overlay(layers, "/o", true)], reason);
+    }
+    refused(&[overlay(&["/usr/missing"; 10], "/o", true)], "view_source_missing");
+    refused(&[overlay(&["/usr/missing"; 11], "/o", true)], "view_layer_unusable");
+    refused(&[overlay(&["/usr"], "/", true)], "view_over_sandbox");
+    refused(&[overlay(&["/usr"], "/run", false)], "view_over_sandbox");
+    refused(&[overlay(&["/usr"], "/o", true), directory("/o/new")], "view_on_host");
+}
+
+#[test]
+fn nothing_is_a_layer_where_the_hosts_mounts_do_not_lock_what_they_hide() {
+    let mut policy = load_shipped("bwrap").unwrap();
+    policy.degrade.root.extend([Degradable::UserNamespace, Degradable::Cgroup]);
+    let filters = Filters::new(&policy.seccomp).unwrap();
+    let view = View { entries: vec![overlay(&["/usr"], "/o", true)], working_directories: vec![PathBuf::from("/")], ..View::default() };
+    let run_request = RunRequest { program: Program::Command(vec![String::from("true")]), view: Some(view), ..RunRequest::default() };
+    let refusal = |user_namespace_refusal: Option<String>| {
+        let facts = HostFacts { privileged: true, unique_id: Some(0x7000_0000), user_namespace_refusal, ..facts() };
+        plan(&policy, &filters, &facts, &run_request).err().map(|error| error.reason())
+    };
+    assert_eq!(refusal(Some(String::from("forbidden"))), Some("view_layer_unusable"));
+    assert_eq!(refusal(None), None, "the control");
+}
+
+#[test]
+fn permission_bits_change_for_what_operations_have_made_alone() {
+    let mode = |target: &str| ViewEntry::Mode { target: PathBuf::from(target), mode: 0o700 };
+    let file = ViewEntry::File { target: PathBuf::from("/t/f"), mode: 0o644, bytes: Vec::new() };
+    let plan = planned(&[directory("/t"), tmpfs("/t"), file, directory("/d/e"), mode("/t"), mode("/t/f"), mode("/d/e")]).unwrap();
+    let changed = plan.root.iter().filter_map(|entry| match entry {
+        RootEntry::Directory { target, mode: 0o700 } | RootEntry::Contents { target, mode: 0o700, .. } => Some(target.to_str().unwrap()),
+        _ => None,
+    });
+    assert_eq!(changed.collect::<Vec<_>>(), [".view/0", ".view/0/f", "d/e"]);
+    for entries in [[show("/usr", "/x"), mode("/x")], [tree("/srv/w", "/w"), mode("/w")], [directory("/t"), mode("/u")]] {
+        refused(&entries, "view_not_made");
+    }
 }
 
 #[test]

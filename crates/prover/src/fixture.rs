@@ -189,6 +189,7 @@ impl Fixture {
             | RootEntry::Device { target, .. }
             | RootEntry::Writable { target }
             | RootEntry::Tmpfs { target, .. }
+            | RootEntry::Overlay { target, .. }
             | RootEntry::Contents { target, .. }
             | RootEntry::Laid { target, .. }
             | RootEntry::Pipe { target }

@@ -27,6 +27,7 @@ pub const COMMAND_LINE: Target = Target {
         let lines = [
             "--unshare-all --ro-bind / / --tmpfs /tmp --dir /tmp/x --chdir /tmp -- true",
             "--bind /srv/w /w --ro-bind /srv/w/.git /w/.git --tmpfs /w/t --symlink usr/bin /bin true",
+            "--overlay-src /usr --overlay-src /etc/alternatives --tmp-overlay /o --dir /d --chmod 0700 /d true",
             "--args 3 --perms 0700 --file 4 /f --ro-bind-data 5 /usr --uid 7 --hostname h --clearenv --setenv A B true",
         ];
         lines.iter().map(|line| line.replace(' ', "\0").into_bytes()).collect()
@@ -42,6 +43,10 @@ pub const COMMAND_LINE: Target = Target {
         b"--ro-bind-try\0",
         b"--args\0",
         b"--perms\0",
+        b"--overlay-src\0",
+        b"--tmp-overlay\0",
+        b"--ro-overlay\0",
+        b"--chmod\0",
         b"/usr\0",
         b"/etc\0",
         b"/srv/w\0",
@@ -83,6 +88,11 @@ pub const COMMAND_LINE: Target = Target {
                 RootEntry::Placed { source, .. } => {
                     assert!(shown.iter().any(|shown| source.starts_with(shown)), "{} is the policy's", source.display());
                 }
+                RootEntry::Overlay { layers, changes, .. } => {
+                    let is_shown = |layer: &PathBuf| shown.iter().any(|shown| layer.starts_with(shown));
+                    assert!(layers.iter().all(is_shown), "{layers:?} are the policy's");
+                    assert!(changes.iter().flatten().all(|own| own.starts_with(".view")), "{changes:?} are the root's own");
+                }
                 RootEntry::Link { target, .. } if !target.starts_with("dev") => links.push(target),
                 _ => {}
             }
@@ -105,6 +115,7 @@ fn target(entry: &RootEntry) -> Option<&Path> {
         | RootEntry::Placed { target, .. }
         | RootEntry::Tree { target, .. }
         | RootEntry::Tmpfs { target, .. }
+        | RootEntry::Overlay { target, .. }
         | RootEntry::Contents { target, .. }
         | RootEntry::Laid { target, .. } => Some(target),
         _ => None,
@@ -116,6 +127,10 @@ fn entry(operation: &Operation) -> ViewEntry {
     match operation.clone() {
         Operation::ReadOnly { source, target, optional } => ViewEntry::Show { source: path(source), target: path(target), optional },
         Operation::Writable { source, target, .. } => ViewEntry::Tree { source: path(source), target: path(target) },
+        Operation::Overlay { layers, target, writable } => {
+            ViewEntry::Overlay { layers: layers.into_iter().map(path).collect(), target: path(target), writable }
+        }
+        Operation::Mode { target, mode } => ViewEntry::Mode { target: path(target), mode },
         Operation::Tmpfs { target, mode } => ViewEntry::Tmpfs { target: path(target), mode },
         Operation::Directory { target, mode } => ViewEntry::Directory { target: path(target), mode },
         Operation::Link { to, target } => ViewEntry::Link { target: path(target), to: path(to) },

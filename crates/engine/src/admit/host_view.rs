@@ -169,19 +169,26 @@ impl RefusalCause for ViewPathError {
 /// lead. Only root's are followed. What is shown is the plan's to say.
 fn inspect_view(host: &mut HostFacts, run_request: &RunRequest) -> Result<(), ViewPathError> {
     for entry in run_request.view.iter().flat_map(|view| &view.entries) {
-        let ViewEntry::Show { source, optional, .. } = entry else { continue };
-        let found = match resolve(source, Follow::Roots) {
-            Ok(found) => found,
-            Err(ResolveError::Foreign(link)) if !optional => return Err(ViewPathError::Unresolved(ResolveError::Foreign(link))),
-            // It is not there, as far as this process can see.
-            Err(_) => continue,
-        };
-        let Some(stat) = found.stat else { continue };
-        let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
-        host.paths.insert(source.clone(), if is_directory { PathKind::Directory } else { PathKind::File });
-        if found.real != *source {
-            host.led.insert(source.clone(), found.real);
+        let optional = matches!(entry, ViewEntry::Show { optional: true, .. });
+        for source in entry.shown() {
+            inspect_shown(host, source, optional)?;
         }
+    }
+    Ok(())
+}
+
+fn inspect_shown(host: &mut HostFacts, source: &Path, optional: bool) -> Result<(), ViewPathError> {
+    let found = match resolve(source, Follow::Roots) {
+        Ok(found) => found,
+        Err(ResolveError::Foreign(link)) if !optional => return Err(ViewPathError::Unresolved(ResolveError::Foreign(link))),
+        // It is not there, as far as this process can see.
+        Err(_) => return Ok(()),
+    };
+    let Some(stat) = found.stat else { return Ok(()) };
+    let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
+    host.paths.insert(source.to_path_buf(), if is_directory { PathKind::Directory } else { PathKind::File });
+    if found.real != source {
+        host.led.insert(source.to_path_buf(), found.real);
     }
     Ok(())
 }

@@ -70,6 +70,11 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         (Step::RootEntry, Errno::INVAL) if plan.mode == Mode::Root && index.is_some_and(|index| is_writable_image(plan, index)) => {
             "; root's image is writable only where overlay takes idmapped layers (Linux 5.19): run as an ordinary user, or remove `writable_root` from the policy"
         }
+        (Step::RootEntry, Errno::INVAL | Errno::NODEV | Errno::PERM)
+            if matches!(index.and_then(|index| entry(plan, index)), Some(RootEntry::Overlay { .. })) =>
+        {
+            "; the kernel must have overlay with `userxattr` (Linux 5.11, CONFIG_OVERLAY_FS), and no mount of the host may lie below a layer"
+        }
         (Step::RootEntry, Errno::INVAL | Errno::NODEV | Errno::PERM) if index.is_some_and(|index| is_image(plan, index)) => {
             "; the kernel must have overlay with `userxattr` (Linux 5.11, CONFIG_OVERLAY_FS), and the store must lie on a file system that can be a layer"
         }
@@ -121,7 +126,10 @@ fn entry(plan: &Plan, index: usize) -> Option<&RootEntry> {
 }
 
 fn is_laid(entry: &RootEntry) -> bool {
-    matches!(entry, RootEntry::Placed { .. } | RootEntry::Tree { .. } | RootEntry::Tmpfs { .. } | RootEntry::Laid { .. })
+    matches!(
+        entry,
+        RootEntry::Placed { .. } | RootEntry::Tree { .. } | RootEntry::Tmpfs { .. } | RootEntry::Overlay { .. } | RootEntry::Laid { .. }
+    )
 }
 
 fn is_image(plan: &Plan, index: usize) -> bool {
@@ -145,6 +153,7 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
             format!(", bind {source} at /{}", target.display())
         }
         Some(RootEntry::Tmpfs { target, .. }) => format!(", lay a tmpfs at /{}", target.display()),
+        Some(RootEntry::Overlay { target, .. }) => format!(", lay an overlay at /{}", target.display()),
         Some(RootEntry::Laid { target, .. }) => format!(", lay a file over /{}", target.display()),
         Some(RootEntry::Image { .. }) => String::from(", lay the image's layers below the root"),
         Some(RootEntry::Proc { .. }) => String::from(", mount proc on /proc"),

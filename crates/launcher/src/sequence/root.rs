@@ -17,6 +17,7 @@ use rustix::{
     },
     path::DecInt,
 };
+use stockade_policy::plan::MAX_LAYERS;
 use stockade_protocol::step::Step;
 use stockade_sys::mount::attr;
 
@@ -41,8 +42,6 @@ const WORK: &CStr = c".work";
 const LAYERS: &CStr = c".layers";
 /// Where a path leads while it follows no link and stays below its directory.
 const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
-/// The most layers that are laid over one another: at import more are merged into one.
-pub(crate) const MAX_LAYERS: usize = 10;
 
 pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -125,33 +124,49 @@ impl NewRoot {
 
     /// Mounts the image's layers below the files that were made so far, over `/` again.
     fn lay_over(&mut self, layers: &[ChildLayer], writable: bool, trees: &[Option<OwnedFd>]) -> Result<(), Errno> {
-        let mut opened: [Option<OwnedFd>; MAX_LAYERS] = [const { None }; MAX_LAYERS];
-        for (layer, place) in layers.iter().zip(&mut opened) {
-            *place = Some(open_layer(&self.tmpfs, layer, trees)?);
-        }
-        let context = fsopen(c"overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        // The topmost first. By descriptor, so that what was looked at is what is mounted.
-        let mut lower = DescriptorPaths::new();
-        lower.push(self.files())?;
-        opened.iter().flatten().rev().try_for_each(|layer| lower.push(layer))?;
-        fsconfig_set_string(&context, c"lowerdir", lower.text()?)?;
-        // A user namespace may not read trusted.*, and layers are written without it (CVE-2021-3493).
-        fsconfig_set_flag(&context, c"userxattr")?;
-        // Before Linux 6.5 no path is looked up until all are there: the directories stay open.
-        let mut changed = [const { None }; 2];
-        if writable {
-            for (place, (option, name)) in changed.iter_mut().zip([(c"upperdir", UPPER), (c"workdir", WORK)]) {
-                let mut path = DescriptorPaths::new();
-                path.push(place.insert(make_directory(&self.tmpfs, name)?))?;
-                fsconfig_set_string(&context, option, path.text()?)?;
-            }
-        }
-        fsconfig_create(&context)?;
-        let merged = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE)?;
+        let layers = open_layers(&self.tmpfs, layers, trees)?;
+        let changes = || Ok([make_directory(&self.tmpfs, UPPER)?, make_directory(&self.tmpfs, WORK)?]);
+        let merged = overlay(self.upon_image.as_ref(), &layers, writable.then(changes).transpose()?, INSIDE)?;
         move_mount(&merged, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
         self.merged = Some(merged);
         Ok(())
     }
+}
+
+/// Directories that are laid over one another, bottom first.
+type OpenedLayers = [Option<OwnedFd>; MAX_LAYERS];
+
+fn open_layers(tmpfs: &OwnedFd, layers: &[ChildLayer], trees: &[Option<OwnedFd>]) -> Result<OpenedLayers, Errno> {
+    let mut opened = [const { None }; MAX_LAYERS];
+    for (layer, place) in layers.iter().zip(&mut opened) {
+        *place = Some(open_layer(tmpfs, layer, trees)?);
+    }
+    Ok(opened)
+}
+
+/// Lays directories over one another, and `above` over them. `changes`: where what code writes goes,
+/// and a directory of overlay's own; none: nothing can be written.
+fn overlay(
+    above: Option<&OwnedFd>,
+    layers: &OpenedLayers,
+    changes: Option<[OwnedFd; 2]>,
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Errno> {
+    let context = fsopen(c"overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // The topmost first. By descriptor, so that what was looked at is what is mounted.
+    let mut lower = DescriptorPaths::new();
+    above.into_iter().chain(layers.iter().flatten().rev()).try_for_each(|layer| lower.push(layer))?;
+    fsconfig_set_string(&context, c"lowerdir", lower.text()?)?;
+    // A user namespace may not read trusted.*, and layers are written without it (CVE-2021-3493).
+    fsconfig_set_flag(&context, c"userxattr")?;
+    // Before Linux 6.5 no path is looked up until all are there: descriptors stay open until then.
+    for (option, directory) in [c"upperdir", c"workdir"].into_iter().zip(changes.iter().flatten()) {
+        let mut path = DescriptorPaths::new();
+        path.push(directory)?;
+        fsconfig_set_string(&context, option, path.text()?)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
 fn open_layer(tmpfs: &OwnedFd, layer: &ChildLayer, trees: &[Option<OwnedFd>]) -> Result<OwnedFd, Errno> {
@@ -173,6 +188,11 @@ fn open_layer(tmpfs: &OwnedFd, layer: &ChildLayer, trees: &[Option<OwnedFd>]) ->
             if (found.st_dev, found.st_ino) == *file_id { Ok(directory) } else { Err(Errno::STALE) }
         }
     }
+}
+
+/// A directory of the root's own file system.
+fn open_own(files: &OwnedFd, path: &CStr) -> Result<OwnedFd, Errno> {
+    openat2(files, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), NO_LINKS)
 }
 
 fn make_directory(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
@@ -334,9 +354,13 @@ pub(super) fn make_entry(
             place(tree, root, target)?;
             apply_rules(tmpfs, tree, rules).map_err(|(errno, _)| errno)
         }
-        Entry::Tmpfs { from, target } => {
-            let from = openat2(files, from.as_c_str(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), NO_LINKS)?;
-            place(copy_tree(from, c"")?, root, target)
+        Entry::Tmpfs { from, target } => place(copy_tree(open_own(files, from)?, c"")?, root, target),
+        Entry::Overlay { layers, changes, target, executable } => {
+            let layers = open_layers(tmpfs, layers, trees)?;
+            let changes = changes.as_ref().map(|[upper, work]| Ok([open_own(files, upper)?, open_own(files, work)?])).transpose()?;
+            let read_only = if changes.is_none() { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
+            let noexec = if *executable { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_NOEXEC };
+            place(overlay(None, &layers, changes, INSIDE | read_only | noexec)?, root, target)
         }
         Entry::Laid { target, mode, bytes, writable } => {
             write_file(tmpfs, COVER_FILE, *mode, bytes)?;

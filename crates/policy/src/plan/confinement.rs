@@ -152,7 +152,10 @@ pub(super) fn plan_landlock(
         if let RootEntry::Contents { target, .. } | RootEntry::Laid { target, writable: false, .. } = entry {
             rule(&Path::new("/").join(target), access::READ | access::EXECUTE);
         }
-        if let RootEntry::Bind { target, executable, .. } | RootEntry::Placed { target, executable, .. } = entry {
+        if let RootEntry::Bind { target, executable, .. }
+        | RootEntry::Placed { target, executable, .. }
+        | RootEntry::Overlay { target, changes: None, executable, .. } = entry
+        {
             let path = Path::new("/").join(target);
             // Rules reach through mounts: that of /etc covers what is bound there.
             if *executable || !path.starts_with("/etc") {
@@ -184,6 +187,7 @@ fn is_covered(entry: &RootEntry, later: &[RootEntry]) -> bool {
             RootEntry::Placed { target, .. }
             | RootEntry::Tree { target, .. }
             | RootEntry::Tmpfs { target, .. }
+            | RootEntry::Overlay { target, .. }
             | RootEntry::Laid { target, .. } => Some(target),
             _ => None,
         }

@@ -15,6 +15,9 @@ use stockade_protocol::{LimitKey, Limits};
 use super::Protection;
 use crate::{alert::Alert, whitelist::Whitelist};
 
+/// The most directories that are laid over one another: at import more layers are merged into one.
+pub const MAX_LAYERS: usize = 10;
+
 /// The launching user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -141,6 +144,18 @@ pub enum RootEntry {
     Placed {
         /// The host's path.
         source: PathBuf,
+        /// Its path.
+        target: PathBuf,
+        /// Programs may be run from it.
+        executable: bool,
+    },
+    /// An overlay of host directories, laid likewise, nosuid and nodev.
+    Overlay {
+        /// The directories on the host, bottom first; at most [`MAX_LAYERS`].
+        layers: Vec<PathBuf>,
+        /// Directories of the root's own file system, for what code changes and for overlay itself;
+        /// none: it is read-only.
+        changes: Option<[PathBuf; 2]>,
         /// Its path.
         target: PathBuf,
         /// Programs may be run from it.
@@ -541,6 +556,7 @@ impl Plan {
                 | RootEntry::Devpts { target }
                 | RootEntry::Tree { target, .. }
                 | RootEntry::Tmpfs { target, .. }
+                | RootEntry::Overlay { target, changes: Some(_), .. }
                 | RootEntry::Laid { target, writable: true, .. } => Some(Path::new("/").join(target)),
                 RootEntry::Image { writable: true, .. } => Some(PathBuf::from("/")),
                 _ => None,
@@ -572,6 +588,7 @@ impl Plan {
                 | RootEntry::Placed { target, .. }
                 | RootEntry::Tree { target, .. }
                 | RootEntry::Tmpfs { target, .. }
+                | RootEntry::Overlay { target, .. }
                 | RootEntry::Laid { target, .. }
                 | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
                 _ => None,

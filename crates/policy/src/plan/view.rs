@@ -14,7 +14,7 @@ use std::{
 use stockade_protocol::Limits;
 
 use super::{
-    HostScratch, Identity, PathKindName, Protection, RootEntry, RunRequest, TreePlan,
+    HostScratch, Identity, MAX_LAYERS, PathKindName, Protection, RootEntry, RunRequest, TreePlan, UserNamespaces,
     root::{RootBuilder, is_program_directory, plan_cpus, plan_dev, plan_etc, plan_passwd, plan_proc, plan_terminal},
 };
 use crate::{
@@ -72,6 +72,15 @@ pub enum ViewEntry {
         /// Inside.
         target: PathBuf,
     },
+    /// Directories of the host as the policy shows them, laid over one another.
+    Overlay {
+        /// On the host, bottom first.
+        layers: Vec<PathBuf>,
+        /// Inside.
+        target: PathBuf,
+        /// Code may change it; what it writes is in memory, and gone after the run.
+        writable: bool,
+    },
     /// An empty writable directory.
     Tmpfs {
         /// Its path.
@@ -102,6 +111,13 @@ pub enum ViewEntry {
         /// What it holds.
         bytes: Vec<u8>,
     },
+    /// Other permission bits for what an earlier operation has made.
+    Mode {
+        /// Its path.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+    },
     /// A file that is laid over what is at its path.
     Data {
         /// Its path.
@@ -116,15 +132,26 @@ pub enum ViewEntry {
 }
 
 impl ViewEntry {
+    /// The paths of the host that it shows read-only.
+    pub fn shown(&self) -> &[PathBuf] {
+        match self {
+            ViewEntry::Show { source, .. } => std::slice::from_ref(source),
+            ViewEntry::Overlay { layers, .. } => layers,
+            _ => &[],
+        }
+    }
+
     /// Its path inside.
     pub fn target(&self) -> &Path {
         match self {
             ViewEntry::Show { target, .. }
             | ViewEntry::Tree { target, .. }
+            | ViewEntry::Overlay { target, .. }
             | ViewEntry::Tmpfs { target, .. }
             | ViewEntry::Directory { target, .. }
             | ViewEntry::Link { target, .. }
             | ViewEntry::File { target, .. }
+            | ViewEntry::Mode { target, .. }
             | ViewEntry::Data { target, .. } => target,
         }
     }
@@ -167,6 +194,10 @@ pub enum ViewError {
     ReadOnly { policy: String, path: PathBuf },
     #[error("--bind {} and --bind {}: one lies in the other; bind the outer one alone", .0.display(), .1.display())]
     TreesNested(PathBuf, PathBuf),
+    #[error("--overlay-src {}: it {why}", path.display())]
+    Layer { path: PathBuf, why: &'static str },
+    #[error("--chmod {}: it changes what --dir, --file and --tmpfs have made, and none of them has made this", .0.display())]
+    NotMade(PathBuf),
     #[error("--bind {}: its file system cannot be idmapped: {why}; bind a directory of another file system", path.display())]
     NoIdmap { path: PathBuf, why: String },
 }
@@ -186,6 +217,8 @@ impl ViewError {
             ViewError::TreeShown { .. } => "view_tree_shown",
             ViewError::ReadOnly { .. } => "view_read_only",
             ViewError::TreesNested(..) => "view_trees_nested",
+            ViewError::Layer { .. } => "view_layer_unusable",
+            ViewError::NotMade(_) => "view_not_made",
             ViewError::NoIdmap { .. } => "scratch_not_idmappable",
         }
     }
@@ -260,6 +293,7 @@ pub(super) fn plan_view(
                 let scratch = opened.next().ok_or_else(|| ViewError::Missing(source.clone()))?;
                 builder.tree(scratch, target)?;
             }
+            ViewEntry::Overlay { layers, target, writable } => builder.overlay(layers, target, *writable, identity)?,
             ViewEntry::Tmpfs { target, mode } => builder.tmpfs(target, *mode)?,
             ViewEntry::Directory { target, mode } => builder.directory(target, *mode)?,
             ViewEntry::Link { target, to } => builder.link(target, to)?,
@@ -268,6 +302,7 @@ pub(super) fn plan_view(
                 builder.root.parent(&at);
                 builder.root.entry(&at, |at| RootEntry::Contents { target: at, mode: *mode, bytes: bytes.clone() });
             }
+            ViewEntry::Mode { target, mode } => builder.change_mode(target, *mode)?,
             ViewEntry::Data { target, mode, bytes, writable } => {
                 builder.place(target, PathKind::File)?;
                 builder.pin(target);
@@ -287,14 +322,16 @@ impl ViewBuilder<'_> {
     fn check(&self, entry: &ViewEntry) -> Result<(), ViewError> {
         let target = entry.target();
         let source = match entry {
-            ViewEntry::Show { source, .. } | ViewEntry::Tree { source, .. } => Some(source.as_path()),
+            ViewEntry::Tree { source, .. } => Some(source),
             _ => None,
         };
+        let mut paths = std::iter::once(target).chain(source.into_iter().chain(entry.shown()).map(PathBuf::as_path));
         let is_plain = |path: &Path| path.is_absolute() && path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
-        if let Some(wrong) = [Some(target), source].into_iter().flatten().find(|path| !is_plain(path)) {
+        if let Some(wrong) = paths.find(|path| !is_plain(path)) {
             return Err(ViewError::Malformed(wrong.to_path_buf()));
         }
-        let is_covered = matches!(entry, ViewEntry::Show { .. } | ViewEntry::Tree { .. } | ViewEntry::Data { .. });
+        let is_covered =
+            matches!(entry, ViewEntry::Show { .. } | ViewEntry::Overlay { .. } | ViewEntry::Tree { .. } | ViewEntry::Data { .. });
         let is_over =
             |ours: &&&str| target.starts_with(ours) || (is_covered && target != Path::new("/") && Path::new(ours).starts_with(target));
         match OURS.iter().find(is_over) {
@@ -367,13 +404,75 @@ impl ViewBuilder<'_> {
         }
         // A new directory each time: what was below the path is covered.
         let is_new = matches!(self.region(target).1, Region::Own(_)) && self.own(target).is_ok_and(|at| !self.root.is_made(&at));
-        let real = if is_new { self.own(target)? } else { PathBuf::from(format!("{STORE}/{}", self.stored)) };
-        self.stored += usize::from(!is_new);
+        let real = if is_new { self.own(target)? } else { self.stored() };
         self.root.directory(&real, mode);
         self.place(target, PathKind::Directory)?;
         self.root.entries.push(RootEntry::Tmpfs { from: RootBuilder::relative(&real), target: RootBuilder::relative(target) });
         self.writable.push(target.to_path_buf());
         self.cover(target, Region::Own(real));
+        Ok(())
+    }
+
+    /// A new path for what is mounted elsewhere.
+    fn stored(&mut self) -> PathBuf {
+        self.stored += 1;
+        PathBuf::from(format!("{STORE}/{}", self.stored - 1))
+    }
+
+    fn overlay(&mut self, layers: &[PathBuf], target: &Path, writable: bool, identity: &Identity) -> Result<(), ViewError> {
+        if target == Path::new("/") {
+            return Err(ViewError::Root(if writable { "--tmp-overlay" } else { "--ro-overlay" }));
+        }
+        if let Some(path) = layers.get(MAX_LAYERS) {
+            return Err(ViewError::Layer { path: path.clone(), why: "is one too many: at most ten directories are laid over one another" });
+        }
+        let mut below: Vec<PathBuf> = Vec::new();
+        for source in layers {
+            let unusable = |why| Err(ViewError::Layer { path: source.clone(), why });
+            let real = self.facts.led.get(source).unwrap_or(source);
+            if !self.is_shown(real) {
+                return Err(ViewError::NotShown { policy: self.policy.name.clone(), path: source.clone() });
+            }
+            if identity.user_namespaces == UserNamespaces::Missing {
+                return unusable("would show what the host's mounts hide in it, as the host forbids user namespaces; show it by --ro-bind");
+            }
+            match self.facts.paths.get(source) {
+                Some(PathKind::Directory) => {}
+                Some(PathKind::File) => return unusable("is not a directory"),
+                None => return Err(ViewError::Missing(source.clone())),
+            }
+            if below.iter().any(|other| other.starts_with(real) || real.starts_with(other)) {
+                return unusable("lies in another layer, is it, or holds it; name the outer one alone");
+            }
+            below.push(real.clone());
+        }
+        self.place(target, PathKind::Directory)?;
+        self.pin(target);
+        let changes = writable.then(|| self.stored()).map(|stored| [stored.join("upper"), stored.join("work")]);
+        changes.iter().flatten().for_each(|directory| self.root.directory(directory, 0o755));
+        self.root.entries.push(RootEntry::Overlay {
+            executable: below.iter().all(|layer| is_program_directory(layer)),
+            layers: below,
+            changes: changes.map(|both| both.map(|directory| RootBuilder::relative(&directory))),
+            target: RootBuilder::relative(target),
+        });
+        if writable {
+            self.writable.push(target.to_path_buf());
+        }
+        self.cover(target, Region::Host);
+        Ok(())
+    }
+
+    fn change_mode(&mut self, target: &Path, new: u32) -> Result<(), ViewError> {
+        let not_made = || ViewError::NotMade(target.to_path_buf());
+        let at = self.own(target).map(|at| RootBuilder::relative(&at)).map_err(|_| not_made())?;
+        let found = self.root.entries.iter_mut().rev().find_map(|entry| match entry {
+            RootEntry::Directory { target, mode } | RootEntry::File { target, mode, .. } | RootEntry::Contents { target, mode, .. } => {
+                (*target == at).then_some(mode)
+            }
+            _ => None,
+        });
+        *found.ok_or_else(not_made)? = new;
         Ok(())
     }
 
@@ -406,6 +505,20 @@ impl ViewBuilder<'_> {
         Ok(())
     }
 
+    /// What the policy shows and the host has, and where that leads.
+    fn shown_by_policy(&self) -> impl Iterator<Item = (&Path, &Path, PathKind)> {
+        let filesystem = &self.policy.filesystem;
+        filesystem.read_only.iter().chain(&filesystem.read_only_optional).filter_map(|path| {
+            let kind = *self.facts.paths.get(path)?;
+            Some((path.as_path(), self.facts.led.get(path).unwrap_or(path).as_path(), kind))
+        })
+    }
+
+    /// Whether the policy shows all of a path of the host.
+    fn is_shown(&self, real: &Path) -> bool {
+        self.shown_by_policy().any(|(path, led, _)| real.starts_with(led) || real.starts_with(path))
+    }
+
     /// Shows a path of the host as the policy shows it: whole, or the parts of it that it shows.
     fn show(&mut self, source: &Path, target: &Path, optional: bool, identity: &Identity) -> Result<(), ViewError> {
         if source == Path::new("/dev/null") {
@@ -417,24 +530,15 @@ impl ViewBuilder<'_> {
         }
         let kind = self.facts.paths.get(source).copied();
         let real = self.facts.led.get(source).map_or(source, PathBuf::as_path);
-        let filesystem = &self.policy.filesystem;
-        let all: Vec<(PathBuf, PathBuf, PathKind)> = filesystem
-            .read_only
-            .iter()
-            .chain(&filesystem.read_only_optional)
-            .filter_map(|path| {
-                let kind = *self.facts.paths.get(path)?;
-                Some((path.clone(), self.facts.led.get(path).unwrap_or(path).clone(), kind))
-            })
-            .collect();
-        if all.iter().any(|(path, led, _)| real.starts_with(led) || real.starts_with(path)) {
+        if self.is_shown(real) {
             return match kind {
                 Some(kind) => self.bind(real.to_path_buf(), target, kind),
                 None if optional => Ok(()),
                 None => Err(ViewError::Missing(source.to_path_buf())),
             };
         }
-        let parts: Vec<_> = all.into_iter().filter(|(path, ..)| path.starts_with(source)).collect();
+        let parts = self.shown_by_policy().filter(|(path, ..)| path.starts_with(source));
+        let parts: Vec<_> = parts.map(|(path, led, kind)| (path.to_path_buf(), led.to_path_buf(), kind)).collect();
         if parts.is_empty() {
             return match optional {
                 true => Ok(()),
