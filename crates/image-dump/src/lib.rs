@@ -29,7 +29,7 @@ mod refusal;
 mod state;
 mod writer;
 
-use core::{arch::naked_asm, cell::UnsafeCell, ffi::c_int};
+use core::{arch::naked_asm, cell::UnsafeCell, cmp::Ordering, ffi::c_int};
 
 use rustix::fd::BorrowedFd;
 use stockade_protocol::image::{Inbox, place};
@@ -45,6 +45,9 @@ use writer::Continuation;
 #[global_allocator]
 static ALLOCATOR: stockade_sys::start::NoHeap = stockade_sys::start::NoHeap;
 
+/// Of mallopt(3); -1 keeps malloc from giving memory of its heap back.
+const M_TRIM_THRESHOLD: c_int = -1;
+
 /// What lives through the writing and is there in a copy.
 struct ThreadCell<T>(UnsafeCell<T>);
 
@@ -56,6 +59,7 @@ static INBOX: ThreadCell<Inbox> = ThreadCell(UnsafeCell::new(Inbox { argc: 0, ar
 static REASON: ThreadCell<ReasonText> = ThreadCell(UnsafeCell::new(ReasonText::empty()));
 /// glibc's view of the end of the heap.
 static HEAP_END: ThreadCell<*mut u64> = ThreadCell(UnsafeCell::new(core::ptr::null_mut()));
+static SET_MALLOC: ThreadCell<Option<state::SetMalloc>> = ThreadCell(UnsafeCell::new(None));
 
 /// See the top of this file.
 ///
@@ -145,7 +149,7 @@ unsafe extern "C" fn write(fd: c_int, pc: u64, sp: u64) -> c_int {
     // The only calls of libc: afterwards its state must not change.
     let libc = state::LibcFacts::find();
     // SAFETY: one thread; nothing else refers to it.
-    unsafe { *HEAP_END.0.get() = libc.heap_end };
+    unsafe { (*HEAP_END.0.get(), *SET_MALLOC.0.get()) = (libc.heap_end, libc.set_malloc) };
     let continuation = Continuation { pc, sp, inbox: INBOX.0.get() as u64 };
     // SAFETY: the caller vouches for the descriptor and that there is one thread; `pc` and `sp`
     // are those of label 2 above.
@@ -166,13 +170,20 @@ unsafe extern "C" fn resume() -> c_int {
     // SAFETY: the restorer has jumped here and is not used again. A failure leaves it mapped,
     // which the next image of this process would refuse.
     let _harmless = unsafe { unmap(restorer) };
-    // SAFETY: `write` has found it in this libc before the image was written.
-    let heap = unsafe { (*HEAP_END.0.get()).as_mut() };
+    // SAFETY: `write` has found both in this libc before the image was written.
+    let (heap, set_malloc) = unsafe { ((*HEAP_END.0.get()).as_mut(), *SET_MALLOC.0.get()) };
+    let Some(heap) = heap else { return 1 };
     // Without PR_SET_MM_MAP the kernel's heap is the restorer's. Where it lies above glibc's,
     // malloc would take it for its own, grown by other code; asked to begin anew, it does. Where it
-    // lies below, growing fails and malloc maps memory instead: asking anew would abort there.
-    if let Some(heap) = heap.filter(|heap| heap_end() > **heap) {
-        *heap = 0;
+    // lies below, growing fails and malloc maps memory instead: asking anew would abort there. It must
+    // not give back the end of its heap either, since it takes the kernel's for what is left.
+    match heap_end().cmp(heap) {
+        Ordering::Greater => *heap = 0,
+        Ordering::Equal => {}
+        Ordering::Less => {
+            // SAFETY: the image was written between two calls of libc.
+            let _set = set_malloc.map(|set_malloc| unsafe { set_malloc(M_TRIM_THRESHOLD, -1) });
+        }
     }
     1
 }

@@ -2,7 +2,7 @@
 //!
 //! It reads only. Which values are possible is `stockade_protocol::image`'s judgement.
 
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 
 use rustix::fs::stat;
 use stockade_protocol::image::{Bounds, Header, SIGNALS, SignalAction};
@@ -18,7 +18,12 @@ pub(crate) struct LibcFacts {
     rseq: Option<i64>,
     /// Where glibc keeps the end of the heap; null in another libc.
     pub(crate) heap_end: *mut u64,
+    /// mallopt(3); `None` in another libc.
+    pub(crate) set_malloc: Option<SetMalloc>,
 }
+
+/// A parameter of malloc, and its value.
+pub(crate) type SetMalloc = unsafe extern "C" fn(c_int, c_int) -> c_int;
 
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const i8) -> *mut c_void;
@@ -35,7 +40,10 @@ impl LibcFacts {
         // SAFETY: glibc 2.35 and later documents both as constants of these types (ld.so(8)).
         let (size, offset) = unsafe { (symbol::<u32>(c"__rseq_size").as_ref(), symbol::<isize>(c"__rseq_offset").as_ref()) };
         let rseq = offset.filter(|_| size.is_some_and(|size| *size > 0)).map(|offset| *offset as i64);
-        LibcFacts { rseq, heap_end: symbol(c"__curbrk") }
+        let mallopt: *mut c_void = symbol(c"mallopt");
+        // SAFETY: a null pointer is `None`, and glibc's function has this type.
+        let set_malloc = unsafe { core::mem::transmute::<*mut c_void, Option<SetMalloc>>(mallopt) };
+        LibcFacts { rseq, heap_end: symbol(c"__curbrk"), set_malloc }
     }
 }
 
