@@ -13,9 +13,11 @@
 //! const struct { uint64_t argc; char **argv, **envp; } *stockade_image_inbox(void);
 //! /* in a copy: arguments and environment that it was started with, which stay in place */
 //! void stockade_image_note_pages_at_end(int fd);
-//! /* in a child of the template that does what every copy does: when this library is unloaded, at
-//!    the end of the process, it notes in the image which pages were written, so that the restorer
-//!    copies them at once */
+//! /* in a child of the template that does what every copy does: where it ends early, it notes in the
+//!    image which pages were written, so that the restorer copies them at once */
+//! int stockade_image_return_early(struct _Unwind_Context *, struct early_return *);
+//! /* for `_Unwind_Backtrace`: the call of a function further up returns at once, and the process then
+//!    ends without what its libraries would do (`early_return.rs`) */
 //! ```
 //!
 //! Between saving the registers and the last byte of the image it makes system calls only: no
@@ -24,12 +26,18 @@
 //! random generators) is the template's work (`template.py`).
 #![no_std]
 
+mod early_return;
 mod hot;
 mod refusal;
 mod state;
 mod writer;
 
-use core::{arch::naked_asm, cell::UnsafeCell, cmp::Ordering, ffi::c_int};
+use core::{
+    arch::naked_asm,
+    cell::UnsafeCell,
+    cmp::Ordering,
+    ffi::{c_int, c_void},
+};
 
 use rustix::fd::BorrowedFd;
 use stockade_protocol::image::{Inbox, place};
@@ -129,19 +137,16 @@ pub unsafe extern "C" fn stockade_image_note_pages_at_end(fd: c_int) {
 /// The image of which this process is a rehearsal; 0 outside one.
 static REHEARSED: ThreadCell<c_int> = ThreadCell(UnsafeCell::new(0));
 
-/// The loader calls it after the ends of all libraries that were loaded later. A copy writes
-/// nothing here.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static AT_END: extern "C" fn() = at_end;
-
-extern "C" fn at_end() {
+/// Ends the process as libc would, but for what libraries do then. A rehearsal notes its pages; a copy
+/// writes nothing here.
+pub(crate) extern "C" fn exit(status: c_int, _: *mut c_void) -> ! {
     // SAFETY: only `stockade_image_note_pages_at_end` changes it, which is not running.
     let fd = unsafe { *REHEARSED.0.get() };
     if fd > 0 {
         // SAFETY: the caller of that function vouches for the descriptor and the one thread.
         let _only_slower = unsafe { hot::note_written_pages(BorrowedFd::borrow_raw(fd)) };
     }
+    stockade_sys::process::exit_now(status)
 }
 
 /// Writes the image of a process that is to go on at `pc` with `sp`.

@@ -5,7 +5,7 @@ by `python3 OPTIONS /path/of/program`. It imports what most programs import and 
 call it back when it looks at the program's path, which is the last thing before it opens the
 program. There the image is written and this process ends. A copy goes on from there with its own
 arguments and environment: CPython itself opens the program and runs it, with no frame, module,
-path entry, variable or hook of this file left, but for one function at the end (`SpareModules`).
+path entry, variable or hook of this file left, but for one function at the end (`EarlyEnd`).
 No code of a request ever runs in this process.
 
 Refused, with a line on stderr and status 125: whatever an image cannot hold (threads, open
@@ -24,7 +24,7 @@ writes is noted in the image, and the restorer copies them at once.
 
 Not the same as in a fresh start: `hash` of strings, addresses and the like are those of the image
 in every copy; imported modules are in `sys.modules`; the collector does not look at the objects of
-the image (`gc.freeze`), and its modules are not taken apart at the end, where nothing is left that
+the image (`gc.freeze`), and the interpreter is not taken apart at the end, where nothing of that
 would be seen outside. Standard library only;
 CPython 3.10 to 3.13 on glibc.
 
@@ -52,7 +52,7 @@ PRESENT = set(sys.modules)
 import atexit  # noqa: E402
 import gc  # noqa: E402
 from _weakref import ref as weak_reference  # noqa: E402
-from gc import collect, get_freeze_count, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
+from gc import collect, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
 from itertools import compress  # noqa: E402
 
 REFUSED = 125
@@ -467,20 +467,6 @@ def parts(stream):
     return [stream, buffer, getattr(buffer, "raw", None)]
 
 
-class LastFlush:
-    """Flushes the standard streams when `sys` is taken apart, as they are when they end there."""
-
-    def __init__(self):
-        self.streams = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
-
-    def __del__(self):
-        for stream in self.streams:
-            try:
-                stream.flush()
-            except Exception:  # closed or none, and this is no time to say so
-                pass
-
-
 def keep_openssl(ctypes):
     """Has OpenSSL not free all that it has allocated at the end, when the kernel takes it anyway: a
     copy would first get a page of its own for each piece. It is told so before it begins."""
@@ -523,12 +509,12 @@ BUFFERS = frozenset(("_io.StringIO", "_io.BytesIO"))
 UNSEEN = frozenset(("_ctypes", "_dbm", "_gdbm"))
 
 
-class SpareModules:
-    """At its end CPython takes each module apart, and with it most objects of the image: a copy
-    would first get a page of its own for each. They stay where each object that the program has
-    made frees only memory when it is freed: any other could have been hung into one of them, as an
-    open file into `logging`. The program's own module, and all it has imported itself, are taken
-    apart as always.
+class EarlyEnd:
+    """At its end CPython takes the interpreter apart, object by object: a copy would first get a page
+    of its own for each. It ends at once, and libc after it, where each object that the program has made
+    frees only memory when it is freed: any other could have been hung into the image, as an open file
+    into `logging`. What CPython does before that it has done: the program's threads have ended, and its
+    functions for the end have been called.
 
     No code of the program runs here: its classes are looked at past their own attributes."""
 
@@ -539,19 +525,36 @@ class SpareModules:
     callback = staticmethod(weak_reference.__dict__["__callback__"].__get__)
 
     def __init__(self):
-        self.kept = {}
         # The first that is registered is called last.
-        atexit.register(self.leave)
+        atexit.register(self.end)
 
-    def keep(self, ctypes):
-        # `multiprocessing` has another name for the program's module.
-        others = [sys.modules[name] for name in ("__main__", "builtins", "sys")]
-        self.kept.update((name, module) for name, module in sys.modules.items() if module not in others)
-        # For ever: neither this object nor its modules are freed.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.kept))
-        self.imported = set(sys.modules)
+    def prepare(self, ctypes, library):
         self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
-        self.dealloc = self.word(id(SpareModules) + DEALLOC).value
+        self.dealloc = self.word(id(EarlyEnd) + DEALLOC).value
+        # None: no call of CPython's can be ended here, and it ends as always.
+        self.return_early = None
+        try:
+            # It holds the lock of the interpreter, as CPython does at its end.
+            unwinder = ctypes.PyDLL("libgcc_s.so.1")
+            functions = [*(getattr(unwinder, name) for name in UNWINDER), ctypes.pythonapi.on_exit]
+            addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+        except (OSError, AttributeError):
+            return
+        finalize = ctypes.cast(ctypes.pythonapi.Py_FinalizeEx, ctypes.c_void_p).value
+        wanted = (ctypes.c_size_t * 8)(finalize, 0, *library_at(finalize), *addresses)
+        flush = ctypes.pythonapi.fflush
+
+        def return_early():
+            flush(None)  # what libraries of C have written, which do nothing more either
+            unwinder._Unwind_Backtrace(library.stockade_image_return_early, wanted)
+
+        self.return_early = return_early
+
+    def begin(self):
+        """The program begins."""
+        self.streams = sys.stdout, sys.stderr
+        # The collector shows it as long as it shows all that was made later.
+        self.first = []
 
     def frees_only_memory(self, kind):
         """Whether an object of this class does, when it is freed."""
@@ -578,7 +581,7 @@ class SpareModules:
         """Whether all objects of the program free only memory. The collector does not show those of the
         image, nor those that the program has hidden from it."""
         modules = sys.modules
-        if type(modules) is not dict or get_freeze_count() > self.frozen:
+        if type(modules) is not dict:
             return False
         for name in modules.keys() - self.imported:
             path = getattr(modules[name], "__file__", None)
@@ -590,6 +593,8 @@ class SpareModules:
             return False
         streams = {id(part) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) for part in parts(stream)}
         own = {id(thing) for thing in made}
+        if id(self.first) not in own:
+            return False  # the program has called `gc.freeze`
         kinds = {}
         for thing in made:
             kind = type(thing)
@@ -607,23 +612,37 @@ class SpareModules:
                 kinds[id(type(thing))] = type(thing)
         return all(self.frees_only_memory(kind) for kind in kinds.values())
 
-    def leave(self):
+    def are_flushed(self):
+        """Whether the standard streams are those of the start, and have written all that they hold. Where
+        that fails CPython finds it again, and says so."""
+        for stream, first in zip((sys.stdout, sys.stderr), self.streams):
+            if stream is not first or stream is None:
+                return False
+            stream.flush()
+        return sys.__stdout__ is sys.stdout and sys.__stderr__ is sys.stderr
+
+    def end(self):
         try:
-            is_spare = self.leaves_nothing_undone()
-        except BaseException:  # the program has changed what this looks at
-            is_spare = False
-        if not is_spare:
-            self.kept.clear()
-            unfreeze()
-            return
-        modules, kept = sys.modules, self.kept
-        for name in kept:
-            if modules.get(name) is kept[name]:
-                del modules[name]
-        # Streams are flushed for the last time when nothing holds them, but kept modules may.
-        sys.stockade_last_flush = LastFlush()
+            if self.return_early and self.leaves_nothing_undone() and self.are_flushed():
+                self.return_early()
+        except BaseException:  # the program has changed what this looks at, or cannot write
+            pass
+        unfreeze()
 
 
+def library_at(address):
+    """From where to where the file is mapped that is mapped there."""
+    mapped = {}
+    for line in read("/proc/self/maps").splitlines():
+        place, _, _, device, inode = line.split()[:5]
+        begin, end = (int(part, 16) for part in place.split("-"))
+        mapped.setdefault((device, inode), []).append((begin, end))
+    (parts,) = (parts for parts in mapped.values() if any(begin <= address < end for begin, end in parts))
+    return parts[0][0], parts[-1][1]
+
+
+# Of libgcc, as `early_return.rs` wants them.
+UNWINDER = ("_Unwind_GetIP", "_Unwind_GetCFA", "_Unwind_GetGR")
 BUILTIN = type(len)
 # Free bytes that glibc keeps at the end of its heap, as it does itself.
 TOP_PAD = 128 << 10
@@ -702,7 +721,6 @@ class Template:
         before = set(sys.modules), set(sys.path_importer_cache)
         import ctypes
 
-        # Before all libraries that are loaded below, and thus unloaded after them.
         self.ctypes, self.opened = ctypes, ctypes.PyDLL(self.library)
         if self.imports:
             keep_openssl(ctypes)
@@ -716,13 +734,14 @@ class Template:
         # The compiler's and the interpreter's own first steps.
         exec(compile("x = sum(i * i for i in range(1000))\n", "<warm>", "exec"), {})
 
-    def prepare(self, spare):
+    def prepare(self, early_end):
         """Returns the function that writes the image."""
         before = set(sys.modules), set(sys.path_importer_cache)
         ctypes, library = self.ctypes, self.opened
         library.stockade_image_reason.restype = ctypes.c_char_p
         reseeding = Reseeding(ctypes)
         threads = Threads(ctypes)
+        early_end.prepare(ctypes, library)
         unknown = [*reseeding.unknown, *unknown_packages()]
         depends = what_it_depends_on(before[0] - PRESENT)
         # A copy that imports them gets its own.
@@ -736,7 +755,7 @@ class Template:
             sys.stdout.flush()
             sys.stderr.flush()
             reseeding.forget()
-            spare.keep(ctypes)
+            early_end.imported = set(sys.modules)
             freeze(ctypes)
             # What the census took, and all that was freed before, would be in the image.
             ctypes.pythonapi.malloc_trim(ctypes.c_size_t(TOP_PAD))
@@ -761,7 +780,7 @@ class Template:
             start_clocks()
             # What a copy has made until here is not its program's.
             freeze(ctypes)
-            spare.frozen = get_freeze_count()
+            early_end.begin()
 
         return write
 
@@ -779,7 +798,7 @@ class Template:
         for number in (0, 1, 2):
             os.dup2(null, number)
         os.close(null)
-        # Behind all that CPython and its libraries do at their end.
+        # At its end it notes what it has written.
         library.stockade_image_note_pages_at_end(self.image)
 
     def call_back(self, write):
@@ -809,7 +828,7 @@ class Template:
 
 
 def make():
-    spare = SpareModules()
+    early_end = EarlyEnd()
     template = Template()
     template.check()
     template.leave_path()
@@ -824,7 +843,7 @@ def make():
         found = False
     try:
         template.warm_up()
-        template.call_back(template.prepare(spare))
+        template.call_back(template.prepare(early_end))
     except BaseException as error:
         refuse(f"{type(error).__name__}: {error}")
     if not found:

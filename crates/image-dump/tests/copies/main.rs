@@ -18,7 +18,7 @@ use rustix::{
     fs::{SeekFrom, seek},
     io::Errno,
 };
-use stockade_protocol::image::{HEADER_LENGTH, HostFacts, PAGE, VdsoParts, check, set_hot};
+use stockade_protocol::image::{HEADER_LENGTH, HostFacts, PAGE, VdsoParts, check, parse, protection, set_hot};
 use stockade_sys::seccomp::{
     Instruction,
     program::{ALLOW, NUMBER, answer, equal, load, load_argument},
@@ -95,6 +95,21 @@ fn streams_that_are_files_are_those_of_a_cold_start() {
         .into();
     assert!(outputs[0].0.success() && outputs[0].1.contains("True True one"), "{outputs:?}");
     assert_eq!(outputs[0], outputs[1]);
+}
+
+#[test]
+fn an_interpreter_that_ends_does_not_take_its_image_apart() {
+    let site = or_skip!(Site::new());
+    let imports = "json,re,logging,asyncio,decimal,inspect,typing,dataclasses,unittest";
+    site.make(&Recipe { imports, ..Recipe::default() });
+    let mut head = vec![0; HEADER_LENGTH];
+    site.image.read_exact_at(&mut head, 0).unwrap();
+    let image = parse(&head, site.image.metadata().unwrap().len()).unwrap();
+    let writable = image.segments().filter(|segment| segment.protection & protection::WRITE != 0);
+    let all: u64 = writable.map(|segment| (segment.end() - segment.address) / PAGE).sum();
+    let written: u64 = image.hot().map(|(_, length)| length / PAGE).sum();
+    assert!(written > 0, "the rehearsal ended otherwise: it has noted no page");
+    assert!(5 * written < all, "{written} of {all} pages are written");
 }
 
 #[test]

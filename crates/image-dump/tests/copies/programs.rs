@@ -64,5 +64,12 @@ pub const PROGRAMS: &[(&str, &[u8])] = &[
     ("capsule in a module", b"import ctypes, logging\n@ctypes.CFUNCTYPE(None, ctypes.c_void_p)\ndef end(_):\n    import os\n    os.write(2, b'gone')\nnew = ctypes.pythonapi.PyCapsule_New\nnew.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]\nlibc = ctypes.CDLL(None)\nlibc.strdup.restype = ctypes.c_void_p\nlogging.kept = new(libc.strdup(b'from a capsule'), None, ctypes.cast(libc.puts, ctypes.c_void_p))\n"),
     ("database that a module's function holds", b"import os, sqlite3, tempfile, warnings\ndirectory = tempfile.mkdtemp()\nif os.fork() == 0:\n    base = sqlite3.connect(directory + '/base', isolation_level=None)\n    base.execute('pragma journal_mode=wal')\n    base.execute('create table t(x)')\n    def show(*_): pass\n    warnings.showwarning = show\nelse:\n    print(os.wait()[1])\n    os._exit(os.system(f'ls {directory}; rm -r {directory}'))\n"),
     ("buffers", b"import io, logging\nlogging.kept = io.StringIO(), io.BytesIO(b'x')\nlogging.kept[0].write('x')\nprint('end')\n"),
+    ("exit handlers called early", b"import atexit, logging, os\natexit.register(print, 'called')\natexit._run_exitfuncs()\nlogging.kept = os.fdopen(os.dup(1), 'w')\nlogging.kept.write('data')\nprint('end')\n"),
+    ("error in an exit handler", b"import atexit, sys\natexit.register(divmod, 1, 0)\natexit.register(sys.exit, 5)\nprint('end')\nsys.exit(4)\n"),
+    ("stdout that counts its flushes", b"import os, sys\nclass Counting:\n    def write(self, text): return os.write(1, text.encode())\n    def flush(self): os.write(1, b'flush ')\nsys.stdout = Counting()\nprint('end')\n"),
+    ("stdout closed", b"import sys\nprint('end')\nsys.stdout.close()\n"),
+    ("stdout that is another file", b"import os, sys\nprint('one')\nsys.stdout = os.fdopen(os.dup(1), 'w')\nprint('two')\n"),
+    ("thread that ends last", b"import threading, time\ndef last():\n    threading.main_thread().join()\n    print('last', end='')\nthreading.Thread(target=last).start()\nprint('first')\n"),
+    ("stdout that nobody reads", b"import os, sys\nr, w = os.pipe()\nos.dup2(w, 1)\nos.close(r), os.close(w)\nprint('lost')\n"),
     ("many objects", b"import logging, os\nlogging.kept = [[] for _ in range(60000)]\nlogging.file = os.fdopen(os.dup(1), 'w')\nlogging.file.write('data')\n"),
 ];
