@@ -6,8 +6,8 @@
 
 use rustix::{fd::BorrowedFd, process::Pid};
 use stockade_sys::lockdown::{
-    ArgumentCheck::{self, OneOf, Without},
-    CallRule, Limit, Lockdown, LockdownError, Resource, any,
+    ArgumentCheck::{self, OneOf},
+    COMMON_CALLS, CallRule, IS_OPEN, Limit, Lockdown, LockdownError, Resource, any,
     net::{AF_INET, AF_INET6, SO_LINGER, SO_RCVBUF, SO_SNDBUF, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET, TCP_NODELAY, TCP_QUICKACK},
     numbers::*,
 };
@@ -47,7 +47,8 @@ pub(crate) fn confine(kept: &[BorrowedFd<'_>], parent: Option<Pid>, run_as: RunA
         RunAs::User { uid, gid } => Some((uid, gid)),
         RunAs::Caller => None,
     };
-    let lockdown = Lockdown { standard_kept: 0, descriptors: kept, limits: &LIMITS, run_as, child_of: parent, files: &[], calls: &CALLS };
+    let calls = &[&CALLS[..], &COMMON_CALLS];
+    let lockdown = Lockdown { standard_kept: 0, descriptors: kept, limits: &LIMITS, run_as, child_of: parent, files: &[], calls };
     lockdown.begin()?;
     lockdown.finish()
 }
@@ -67,8 +68,8 @@ const TCP_OPTIONS: &[ArgumentCheck] =
     &[OneOf { argument: 1, ignored: 0, values: &[IPPROTO_TCP] }, OneOf { argument: 2, ignored: 0, values: &[TCP_NODELAY, TCP_QUICKACK] }];
 const IPPROTO_TCP: u32 = 6;
 
-/// The frequent calls first.
-const CALLS: [CallRule; 34] = [
+/// The frequent calls first, before the common ones.
+const CALLS: [CallRule; 20] = [
     any(__NR_recvfrom),
     any(__NR_sendto),
     any(__NR_epoll_wait),
@@ -77,33 +78,18 @@ const CALLS: [CallRule; 34] = [
     any(__NR_epoll_ctl),
     any(__NR_accept4),
     any(__NR_connect),
-    any(__NR_close),
     any(__NR_shutdown),
     any(__NR_getsockname),
     any(__NR_getsockopt),
     any(__NR_sendmsg),
     any(__NR_recvmsg),
-    any(__NR_read),
-    any(__NR_write),
     any(__NR_clock_gettime),
-    any(__NR_getrandom),
-    any(__NR_brk),
-    any(__NR_munmap),
-    any(__NR_mremap),
-    any(__NR_madvise),
-    any(__NR_futex),
-    any(__NR_rt_sigreturn),
     any(__NR_restart_syscall),
-    any(__NR_sigaltstack),
-    any(__NR_exit),
-    any(__NR_exit_group),
     any(__NR_poll),
     CallRule { number: __NR_socket, checks: SOCKET },
     CallRule { number: __NR_setsockopt, checks: SOCKET_OPTIONS },
     CallRule { number: __NR_setsockopt, checks: TCP_OPTIONS },
-    CallRule { number: __NR_mmap, checks: &[Without { argument: 2, bits: PROT_EXEC }] },
-    // By which std looks in debug builds whether what it closes is open.
-    CallRule { number: __NR_fcntl, checks: &[OneOf { argument: 1, ignored: 0, values: &[F_GETFD] }] },
+    IS_OPEN,
 ];
 
 #[cfg(test)]
@@ -121,7 +107,7 @@ mod tests {
 
     /// Runs the filter as the kernel does.
     fn run(number: u32, arguments: [u32; 3]) -> u32 {
-        let filter = Filter::new(&super::CALLS).unwrap();
+        let filter = Filter::new(&[&super::CALLS, &super::COMMON_CALLS]).unwrap();
         let program = filter.instructions();
         let (mut at, mut accumulator) = (0usize, 0u32);
         loop {

@@ -13,7 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::{io::Errno, process::Pid};
 use stockade_sys::{
     landlock::access,
-    lockdown::{ArgumentCheck, CallRule, FileRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*},
+    lockdown::{
+        ArgumentCheck, COMMON_CALLS, CallRule, FileRule, IS_OPEN, Limit, Lockdown, LockdownError, NOT_EXECUTABLE, Resource, any, numbers::*,
+    },
 };
 
 use crate::error::ImportError;
@@ -30,7 +32,6 @@ const LIMITS: [Limit; 6] = [
     Resource::Descriptors.at_most(1024),
 ];
 
-const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: PROT_EXEC }];
 /// A whiteout, and no other device.
 const WHITEOUT: &[ArgumentCheck] = &[
     ArgumentCheck::OneOf { argument: 2, ignored: 0o777, values: &[S_IFCHR] },
@@ -38,29 +39,9 @@ const WHITEOUT: &[ArgumentCheck] = &[
 ];
 /// Of an open file, by no path: Landlock does not forbid this call.
 const NO_PATH: &[ArgumentCheck] = &[ArgumentCheck::Null { argument: 1 }];
-/// A build with debug assertions asks before it closes a descriptor.
-const DESCRIPTOR_FLAGS: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD] }];
 
-const DECOMPRESSING: [CallRule; 18] = [
-    any(__NR_read),
-    any(__NR_write),
-    any(__NR_close),
-    any(__NR_munmap),
-    any(__NR_brk),
-    any(__NR_rt_sigaction),
-    any(__NR_rt_sigprocmask),
-    any(__NR_rt_sigreturn),
-    any(__NR_mremap),
-    any(__NR_madvise),
-    any(__NR_exit),
-    any(__NR_sigaltstack),
-    any(__NR_futex),
-    any(__NR_exit_group),
-    any(__NR_getrandom),
-    CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
-    CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
-    CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
-];
+const DECOMPRESSING: [CallRule; 4] =
+    [any(__NR_rt_sigaction), any(__NR_rt_sigprocmask), IS_OPEN, CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE }];
 
 const UNPACKING: [CallRule; 14] = [
     any(__NR_openat2),
@@ -102,7 +83,7 @@ pub fn decompressor(parent: Pid) -> Result<(), LockdownError> {
         run_as: None,
         child_of: Some(parent),
         files: &[],
-        calls: &DECOMPRESSING,
+        calls: &[&COMMON_CALLS, &DECOMPRESSING],
     };
     lockdown.begin()?;
     lockdown.finish()
@@ -119,9 +100,16 @@ pub fn unpacker(
     tree: BorrowedFd<'_>,
     below: impl FnOnce() -> Result<Vec<OwnedFd>, Errno>,
 ) -> Result<(), ImportError> {
-    let (kept, calls) = ([store, tree], [&DECOMPRESSING[..], &UNPACKING[..]].concat());
-    let lockdown =
-        Lockdown { standard_kept: 3, descriptors: &kept, limits: &LIMITS, run_as: None, child_of: Some(parent), files: &[], calls: &calls };
+    let kept = [store, tree];
+    let lockdown = Lockdown {
+        standard_kept: 3,
+        descriptors: &kept,
+        limits: &LIMITS,
+        run_as: None,
+        child_of: Some(parent),
+        files: &[],
+        calls: &[&COMMON_CALLS, &DECOMPRESSING, &UNPACKING],
+    };
     lockdown.begin().map_err(ImportError::Confine)?;
     // After the first half, which closes all that it does not keep.
     let below = below().map_err(ImportError::Below)?;

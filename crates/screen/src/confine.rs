@@ -8,7 +8,7 @@
 //! text. Each copy gives these up before it reads.
 
 use rustix::process::geteuid;
-use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*};
+use stockade_sys::lockdown::{COMMON_CALLS, CallRule, IS_OPEN, Limit, Lockdown, LockdownError, NOT_EXECUTABLE, Resource, any, numbers::*};
 
 /// The user and group of the screener where root starts it.
 const NOBODY: u32 = 65534;
@@ -20,34 +20,14 @@ const READING_LIMITS: [Limit; 2] = [Resource::Cpu.at_most(2), Resource::Processe
 /// Files stay open that are, and none is opened.
 const LIMITS: [Limit; 5] = [SHARED_LIMITS[0], SHARED_LIMITS[1], SHARED_LIMITS[2], READING_LIMITS[0], READING_LIMITS[1]];
 
-const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: PROT_EXEC }];
-
 /// Those of a screener that reads hostile text.
-const CALLS: [CallRule; 17] = [
-    any(__NR_read),
-    any(__NR_write),
-    any(__NR_close),
-    any(__NR_munmap),
-    any(__NR_brk),
-    any(__NR_rt_sigaction),
-    any(__NR_rt_sigprocmask),
-    any(__NR_rt_sigreturn),
-    any(__NR_mremap),
-    any(__NR_madvise),
-    any(__NR_exit),
-    any(__NR_sigaltstack),
-    any(__NR_futex),
-    any(__NR_exit_group),
-    any(__NR_getrandom),
-    CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
-    CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
-];
+const CALLS: [&[CallRule]; 2] =
+    [&COMMON_CALLS, &[any(__NR_rt_sigaction), any(__NR_rt_sigprocmask), CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE }]];
 
 /// What one that stays needs besides: to get a question's descriptors, to copy itself and pass the
 /// copy on; and the copy, to give these up.
 const STAYING_CALLS: [CallRule; 10] = [
-    // A build with debug assertions asks before it closes a descriptor.
-    CallRule { number: __NR_fcntl, checks: &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD] }] },
+    IS_OPEN,
     any(__NR_recvmsg),
     any(__NR_sendmsg),
     any(__NR_newfstatat),
@@ -69,14 +49,10 @@ pub fn lockdown() -> Lockdown<'static> {
     Lockdown { standard_kept: 2, descriptors: &[], limits: &LIMITS, run_as: run_as(), child_of: None, files: &[], calls: &CALLS }
 }
 
-/// The lockdown of one that stays, which keeps stdin alone; `calls` holds its system calls.
-pub fn lockdown_of_staying(calls: &[CallRule]) -> Lockdown<'_> {
+/// The lockdown of one that stays, which keeps stdin alone.
+pub fn lockdown_of_staying() -> Lockdown<'static> {
+    let calls = &[CALLS[0], CALLS[1], &STAYING_CALLS];
     Lockdown { standard_kept: 1, descriptors: &[], limits: &SHARED_LIMITS, run_as: run_as(), child_of: None, files: &[], calls }
-}
-
-/// The system calls of one that stays.
-pub fn staying_calls() -> Vec<CallRule> {
-    [&CALLS[..], &STAYING_CALLS[..]].concat()
 }
 
 /// What a copy of it gives up before it reads.

@@ -33,8 +33,7 @@ fn serve_one() -> u8 {
 }
 
 fn serve_many() -> u8 {
-    let calls = confine::staying_calls();
-    if confine_with(&confine::lockdown_of_staying(&calls)).is_err() {
+    if confine_with(&confine::lockdown_of_staying()).is_err() {
         return NOT_CONFINED;
     }
     match stay::serve(io::stdin(), || if confine::narrow().is_err() { NOT_CONFINED } else { answer() }) {

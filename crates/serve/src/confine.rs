@@ -8,7 +8,9 @@ use rustix::{
     io::Errno,
     process::{Rlimit, getrlimit, setrlimit},
 };
-use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, net, numbers::*};
+use stockade_sys::lockdown::{
+    ArgumentCheck, COMMON_CALLS, CallRule, Limit, Lockdown, LockdownError, NOT_EXECUTABLE, Resource, any, net, numbers::*,
+};
 
 /// Connections, workers and some.
 const DESCRIPTORS: u64 = 16384;
@@ -20,7 +22,6 @@ const LIMITS: [Limit; 4] = [
     Resource::Processes.at_most(0),
 ];
 
-const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: PROT_EXEC }];
 const DESCRIPTOR_FLAGS: &[ArgumentCheck] =
     &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC] }];
 const NON_BLOCKING: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[FIONBIO] }];
@@ -48,9 +49,7 @@ const OWN_DATA_ALONE: &[ArgumentCheck] = &[
 /// being sent.
 const BESIDE_BUFFERS: u64 = 512 << 20;
 
-const CALLS: [CallRule; 46] = [
-    any(__NR_read),
-    any(__NR_write),
+const CALLS: [CallRule; 32] = [
     any(__NR_readv),
     any(__NR_writev),
     any(__NR_recvfrom),
@@ -63,7 +62,6 @@ const CALLS: [CallRule; 46] = [
     any(__NR_getsockopt),
     any(__NR_getsockname),
     any(__NR_getpeername),
-    any(__NR_close),
     any(__NR_epoll_create1),
     any(__NR_epoll_ctl),
     any(__NR_epoll_wait),
@@ -71,31 +69,20 @@ const CALLS: [CallRule; 46] = [
     any(__NR_epoll_pwait2),
     any(__NR_eventfd2),
     any(__NR_poll),
-    any(__NR_futex),
     any(__NR_clock_gettime),
     any(__NR_clock_nanosleep),
     any(__NR_gettimeofday),
-    any(__NR_getrandom),
     any(__NR_getpid),
     any(__NR_gettid),
     any(__NR_sched_yield),
     any(__NR_sched_getaffinity),
-    any(__NR_munmap),
-    any(__NR_brk),
-    any(__NR_mremap),
-    any(__NR_madvise),
     any(__NR_rt_sigaction),
     any(__NR_rt_sigprocmask),
-    any(__NR_rt_sigreturn),
-    any(__NR_sigaltstack),
-    any(__NR_exit),
-    any(__NR_exit_group),
     CallRule { number: __NR_shutdown, checks: WRITES_ALONE },
     CallRule { number: __NR_setsockopt, checks: NO_DELAY_ALONE },
     CallRule { number: __NR_prlimit64, checks: OWN_DATA_ALONE },
     CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
     CallRule { number: __NR_ioctl, checks: NON_BLOCKING },
-    CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
     CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
 ];
 
@@ -106,7 +93,8 @@ const CALLS: [CallRule; 46] = [
 /// The kernel refuses a step.
 pub fn confine(run_as: Option<(u32, u32)>) -> Result<u64, LockdownError> {
     let descriptors = getrlimit(rustix::process::Resource::Nofile).maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
-    let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, files: &[], calls: &CALLS };
+    let calls = &[&COMMON_CALLS[..], &CALLS];
+    let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, files: &[], calls };
     lockdown.begin()?;
     lockdown.finish()?;
     Ok(descriptors)
@@ -131,8 +119,8 @@ mod tests {
 
     #[test]
     fn no_descriptor_goes_to_another_process_and_no_listener_ends_for_those_that_share_it() {
-        let rule = |number: u32| CALLS.iter().find(|rule| rule.number == number);
-        assert!(rule(__NR_sendmsg).is_none() && CALLS.iter().all(|rule| rule.number != SENDMMSG));
+        let rule = |number: u32| COMMON_CALLS.iter().chain(&CALLS).find(|rule| rule.number == number);
+        assert!(rule(__NR_sendmsg).is_none() && rule(SENDMMSG).is_none());
         // The control: what is written goes by calls that carry no descriptor.
         assert!(rule(__NR_sendto).is_some() && rule(__NR_writev).is_some());
         let checks = rule(__NR_shutdown).map(|rule| rule.checks);

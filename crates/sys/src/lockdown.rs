@@ -47,8 +47,8 @@ pub struct Lockdown<'a> {
     pub child_of: Option<Pid>,
     /// What it may do to files; nothing where there is no rule. Needs Landlock where there is one.
     pub files: &'a [FileRule<'a>],
-    /// The allowed system calls. The kernel kills the process for any other.
-    pub calls: &'a [CallRule],
+    /// The allowed system calls, in lists. The kernel kills the process for any other.
+    pub calls: &'a [&'a [CallRule]],
 }
 
 /// Rights on and below a directory.
@@ -139,6 +139,31 @@ pub enum ArgumentCheck {
 pub const fn any(number: u32) -> CallRule {
     CallRule { number, checks: &[] }
 }
+
+/// Of memory that is to be mapped or changed: it is not code.
+pub const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: numbers::PROT_EXEC }];
+
+/// By this a build with debug assertions looks whether what it closes is open.
+pub const IS_OPEN: CallRule =
+    CallRule { number: numbers::__NR_fcntl, checks: &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[numbers::F_GETFD] }] };
+
+/// What every program in Rust needs to read and write what it has open, to use memory, and to end.
+pub const COMMON_CALLS: [CallRule; 14] = [
+    any(numbers::__NR_read),
+    any(numbers::__NR_write),
+    any(numbers::__NR_close),
+    any(numbers::__NR_munmap),
+    any(numbers::__NR_brk),
+    any(numbers::__NR_mremap),
+    any(numbers::__NR_madvise),
+    any(numbers::__NR_futex),
+    any(numbers::__NR_getrandom),
+    any(numbers::__NR_rt_sigreturn),
+    any(numbers::__NR_sigaltstack),
+    any(numbers::__NR_exit),
+    any(numbers::__NR_exit_group),
+    CallRule { number: numbers::__NR_mmap, checks: NOT_EXECUTABLE },
+];
 
 /// A step of the lockdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,7 +260,7 @@ impl Lockdown<'_> {
     ///
     /// # Errors
     /// The kernel refuses a step.
-    pub fn narrow(limits: &[Limit], calls: &[CallRule]) -> core::result::Result<(), LockdownError> {
+    pub fn narrow(limits: &[Limit], calls: &[&[CallRule]]) -> core::result::Result<(), LockdownError> {
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(LockdownStep::EndWithParent))?;
         limit_resources(limits).map_err(at(LockdownStep::LimitResources))?;
         Filter::new(calls).and_then(|filter| load_filter(filter.instructions())).map_err(at(LockdownStep::LoadFilter))
@@ -313,14 +338,14 @@ pub struct Filter {
 impl Filter {
     const MAX_LEN: usize = 192;
 
-    /// Allows the calls of these rules, compared in order. Any other call kills the process.
+    /// Allows the calls of these lists of rules, compared in order. Any other call kills the process.
     ///
     /// # Errors
     /// E2BIG for more rules than fit.
-    pub fn new(rules: &[CallRule]) -> Result<Self> {
+    pub fn new(rules: &[&[CallRule]]) -> Result<Self> {
         let mut filter = Filter { code: [answer(KILL_PROCESS); Filter::MAX_LEN], length: 0 };
         filter.push(&[load(ARCHITECTURE), equal(ARCHITECTURE_X86_64, 1, 0), answer(KILL_PROCESS), load(NUMBER)])?;
-        for rule in rules {
+        for rule in rules.iter().copied().flatten() {
             let checks: u32 = rule.checks.iter().map(ArgumentCheck::length).sum();
             // After the checks come the instruction that allows the call and the one that loads
             // the call's number again for the next rule.
@@ -389,7 +414,7 @@ mod tests {
 
     /// Runs a filter with one rule as the kernel does, on a call of its number and its second argument.
     fn run(checks: &'static [ArgumentCheck], argument: u64) -> u32 {
-        let Ok(filter) = Filter::new(&[CallRule { number: CALL, checks }]) else { panic!("too long") };
+        let Ok(filter) = Filter::new(&[&[CallRule { number: CALL, checks }]]) else { panic!("too long") };
         let (mut at, mut word) = (0, 0);
         loop {
             let [code, _, when_true, when_false, value @ ..] = filter.instructions()[at].0.to_le_bytes();
