@@ -561,7 +561,8 @@ fn stockade_bwrap_beside_the_program_starts_it() {
     fs::create_dir(&place).unwrap();
     fs::copy(program_path().unwrap(), place.join("stockade")).unwrap();
     let script = place.join("stockade-bwrap");
-    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/stockade-bwrap"), &script).unwrap();
+    let tests = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    fs::copy(tests.join("../scripts/stockade-bwrap"), &script).unwrap();
     let run = |line: &str| run_under(&[text(&script)]).args(words(line)).output().unwrap();
     let done = run("--ro-bind / / -- /bin/echo a  b");
     assert_eq!(said(&done), (Some(0), String::from("a b\n")), "{}", error(&done));
