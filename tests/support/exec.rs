@@ -20,6 +20,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
+    image_store::{ImageStore, SYSTEM},
     runner::{directory, is_root},
     timeouts::{is_slow, scaled_limit},
 };
@@ -250,7 +251,21 @@ fn record(path: &Path, options: &[&str], request: &Value, result: &Value) {
 /// `exec` with whatever bytes.
 #[track_caller]
 pub fn exec_bytes(options: &[&str], bytes: &[u8]) -> ExecResult {
-    ExecResult::of(run_with_stdin(&mut stockade([&["exec"], options].concat()), bytes))
+    let words = [&["exec"], options].concat();
+    let Some(store) = ImageStore::of_every_request() else { return ExecResult::of(run_with_stdin(&mut stockade(words), bytes)) };
+    let bytes = in_system(bytes);
+    ExecResult::of(run_with_stdin(&mut store.command(&words), &bytes))
+}
+
+/// A request that names no image, with [`SYSTEM`] as its image; other bytes as they are.
+fn in_system(bytes: &[u8]) -> Vec<u8> {
+    let mut request: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    let is_plain = request.as_object().is_some_and(|request| !request.contains_key("image") && !request.contains_key("template"));
+    if is_plain {
+        request["image"] = json!(SYSTEM);
+        return request.to_string().into_bytes();
+    }
+    bytes.to_vec()
 }
 
 /// Python code under `default`.

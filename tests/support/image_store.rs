@@ -19,12 +19,23 @@ use super::{
 /// Programs of the host that the layer `programs` has in its `/bin`.
 const PROGRAMS: [&str; 7] = ["sh", "cat", "ls", "env", "mkdir", "rm", "touch"];
 
+/// Names the directory of a store whose image [`SYSTEM`] is the root of each request to `exec` that
+/// names none.
+pub const IN_IMAGE: &str = "STOCKADE_TEST_IN_IMAGE";
+/// The name of a whole system's image.
+pub const SYSTEM: &str = "system";
+
 /// A store.
 pub struct ImageStore {
     path: PathBuf,
 }
 
 impl ImageStore {
+    /// That of [`IN_IMAGE`], where it is set.
+    pub fn of_every_request() -> Option<Self> {
+        std::env::var_os(IN_IMAGE).map(|path| ImageStore { path: path.into() })
+    }
+
     /// One that has nothing yet, for `stockade image`.
     pub fn empty() -> Self {
         let path = if is_root() { directory().join("images") } else { directory().join("home/.local/share/stockade/images") };
@@ -98,7 +109,9 @@ impl ImageStore {
     /// A command line of the program, whose store this is.
     pub fn command(&self, arguments: &[&str]) -> Command {
         if !is_root() {
-            return stockade(arguments);
+            let mut command = stockade(arguments);
+            command.env("XDG_DATA_HOME", self.path.ancestors().nth(2).unwrap());
+            return command;
         }
         let program = program_path().unwrap();
         run_under(&[&self.words()[..], &[text(&program)], arguments].concat())
