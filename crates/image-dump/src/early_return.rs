@@ -78,14 +78,14 @@ pub unsafe extern "C" fn stockade_image_return_early(context: *mut c_void, wante
 /// # Safety
 /// All of the library is mapped.
 unsafe fn called_before(instruction: u64, library: [u64; 2]) -> Option<u64> {
-    /// More than a call, or a stub with what may stand before its jump.
-    const LONGEST: u64 = 16;
+    /// Bytes: more than a call, or a stub with what may stand before its jump.
+    const MAX_CODE: u64 = 16;
     const CALL: &[u8] = &[0xe8];
     const CALL_BY_WORD: &[u8] = &[0xff, 0x15];
     const JUMP_BY_WORD: &[u8] = &[0xff, 0x25];
     const BRANCH_TARGET: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
     const BOUND: &[u8] = &[0xf2];
-    let is_inside = |at: &u64| library[0] + LONGEST <= *at && *at + LONGEST <= library[1];
+    let is_inside = |at: &u64| library[0] + MAX_CODE <= *at && *at + MAX_CODE <= library[1];
     // SAFETY: what is asked for lies in the library, which is mapped.
     let begins_with = |at: u64, code: &[u8]| code.iter().zip(at..).all(|(byte, at)| unsafe { *(at as *const u8) } == *byte);
     // Where an instruction leads whose distance stands behind its operation.

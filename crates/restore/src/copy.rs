@@ -12,7 +12,7 @@ use rustix::{
 };
 use stockade_protocol::image::{DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, Image, LOWEST, SIGNALS, SegmentKind, parse, place, protection};
 use stockade_sys::{
-    memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, populate_to_read, read_into, unmap},
+    memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, read_into, unmap},
     thread_state::{
         ThreadAddresses, has_seccomp_filter, set_memory_bounds, set_name, set_signal_action, set_signal_mask, set_thread_addresses,
         set_umask,
@@ -42,10 +42,7 @@ pub(crate) unsafe fn become_copy(arguments: &InitialArguments, file: BorrowedFd<
     let moved = arguments.move_out().map_err(to("copy the arguments"))?;
     // SAFETY: from here on nothing of the kernel's stack or the vDSO is used.
     unsafe { exchange_memory(&image, arguments.vdso, file)? };
-    // Only saves time: without it the copy maps and copies these pages one by one.
-    for segment in image.segments().filter(|segment| segment.kind == SegmentKind::Contents && segment.protection & protection::WRITE != 0) {
-        let _slower = populate_to_read(AddressRange { address: segment.address, length: segment.length });
-    }
+    // Only saves time: without it the copy copies these pages one by one.
     for (address, length) in image.hot() {
         let _slower = populate(AddressRange { address, length });
     }

@@ -114,16 +114,6 @@ pub fn populate(range: AddressRange) -> Result<()> {
     unsafe { syscall(MADVISE, [range.address as usize, range.length as usize, MADV_POPULATE_WRITE, 0, 0, 0]) }.map(drop)
 }
 
-/// Maps what a file has for a range, as reading each page would.
-///
-/// # Errors
-/// Likewise.
-pub fn populate_to_read(range: AddressRange) -> Result<()> {
-    const MADV_POPULATE_READ: usize = 22;
-    // SAFETY: it changes no byte.
-    unsafe { syscall(MADVISE, [range.address as usize, range.length as usize, MADV_POPULATE_READ, 0, 0, 0]) }.map(drop)
-}
-
 /// Reads a part of a file into memory.
 ///
 /// # Safety
