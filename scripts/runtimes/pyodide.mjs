@@ -2,7 +2,8 @@
 //!
 //! Python sees the working directory, HOME and /tmp at their paths, and of the host's files nothing
 //! else. Before the program starts, its ways to Node are cut as far as they are known: modules `js` and
-//! `pyodide_js` have no object of Node, no further directory can be mounted, and no process started.
+//! `pyodide_js` have no object of Node, no further directory can be mounted, no process started, and no
+//! module of JavaScript loaded from a file.
 //! This is no promise: code that finds another way has the rights of Node, which the sandbox confines.
 //!
 //! usage: pyodide [OPTION OF PYTHON]... [FILE | -c CODE] [ARGUMENT]...
@@ -10,6 +11,7 @@
 
 import childProcess from "node:child_process";
 import fs from "node:fs";
+import Module from "node:module";
 import { fileURLToPath } from "node:url";
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
@@ -22,13 +24,16 @@ const harmless = Object.create(null);
 for (const name of ["Object", "Array", "Map", "Set", "Promise", "Uint8Array", "Date", "Math", "JSON"]) {
   harmless[name] = globalThis[name];
 }
-// Node's timers are objects of its own, which it also calls back on. Python has their numbers.
+// Node's timers are objects of its own, which it also calls back on. Python, and Pyodide for it, have
+// their numbers.
 const starting = (start) => (act, delay, ...values) => Number(start(() => act(...values), delay));
 const ending = (end) => (number) => end(Number(number));
-harmless.setTimeout = starting(setTimeout);
-harmless.setInterval = starting(setInterval);
-harmless.clearTimeout = ending(clearTimeout);
-harmless.clearInterval = ending(clearInterval);
+const immediate = setImmediate;
+globalThis.setTimeout = harmless.setTimeout = starting(setTimeout);
+globalThis.setInterval = harmless.setInterval = starting(setInterval);
+globalThis.clearTimeout = harmless.clearTimeout = ending(clearTimeout);
+globalThis.clearInterval = harmless.clearInterval = ending(clearInterval);
+globalThis.setImmediate = (act, ...values) => void immediate(() => act(...values));
 
 // Emscripten's system(3) starts a shell of the host by this module, which has one object for all.
 const noProcess = () => {
@@ -38,6 +43,13 @@ const noProcess = () => {
 for (const [name, value] of Object.entries(childProcess)) {
   if (typeof value === "function") childProcess[name] = noProcess;
 }
+
+// Emscripten asks for `ws` when a socket connects, and Node looks for that in HOME, where Python may write.
+const load = Module._load;
+Module._load = (name, ...others) => {
+  if (!Module.isBuiltin(name)) throw new Error(`${name} is no module of Node`);
+  return load(name, ...others);
+};
 
 /// Shows Python its packages, and what code may write in the sandbox, at the same paths.
 function mountAll(FS, { sitePackages }) {

@@ -77,6 +77,34 @@ fn wheels_are_imported_without_a_network() {
     exec_with(&options, request("import tabulate")).succeeded();
 }
 
+/// Makes a wheel whose code writes a file as soon as a Python that has it starts.
+const MAKES_WHEEL: &str = r#"
+import sys, zipfile
+about = "early-1.0.dist-info/"
+with zipfile.ZipFile(sys.argv[1] + "/early-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("early.pth", "import early\n")
+    wheel.writestr("early.py", f"open({sys.argv[2]!r}, 'w')\n")
+    wheel.writestr(about + "METADATA", "Metadata-Version: 2.1\nName: early\nVersion: 1.0\n")
+    wheel.writestr(about + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(about + "RECORD", "early.pth,,\nearly.py,,\n")
+"#;
+
+test!(Both, no_code_of_a_wheel_runs_while_it_is_prepared, needs [Long, Pyodide, Other(no_index), Other(no_ensurepip)], seconds 300);
+fn no_code_of_a_wheel_runs_while_it_is_prepared() {
+    let (wheels, made) = (directory().join("wheels"), directory().join("pyodide"));
+    fs::create_dir(&wheels).unwrap();
+    let mark = PathBuf::from(format!("/tmp/stockade-wheel-{}", std::process::id()));
+    let making = Command::new("/usr/bin/python3").args(["-c", MAKES_WHEEL, text(&wheels), text(&mark)]).status().unwrap();
+    assert!(making.success());
+    let (worked, said) = prepare(&["--wheels", text(&wheels), text(&made)]);
+    assert!(worked && !mark.exists(), "{said}");
+    assert!(made.join("site-packages/__pycache__/early.cpython-314.pyc").exists());
+    // The control: so it runs in any other Python that has it, as in a sandbox.
+    let started = Command::new(made.join("bin/pyodide")).args(["-c", ""]).env("HOME", "/tmp").status().unwrap();
+    assert!(started.success() && mark.exists());
+    fs::remove_file(mark).unwrap();
+}
+
 test!(Both, a_directory_of_others_is_left_untouched, needs [Long, Program("node")], seconds 60);
 fn a_directory_of_others_is_left_untouched() {
     let others: PathBuf = directory().join("others");
