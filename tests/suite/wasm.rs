@@ -123,6 +123,9 @@ fn each_end_of_a_module_has_its_own_verdict() {
     let broken = run(json!({ "code": "(module (func" }));
     broken.expect(json!({ "verdict": "exited", "code": 1 }));
     assert!(broken.error().contains("main.wasm"), "{}", broken.error());
+    let named = run(json!({ "code": "(module (memory (export \"_start\") 1))" }));
+    named.expect(json!({ "verdict": "exited", "code": 1 }));
+    assert!(named.error().contains("main.wasm") && !named.error().contains("Traceback"), "{}", named.error());
 }
 
 test!(Both, the_memory_of_a_module_counts_as_memory, needs [Wasm, Cgroup], seconds 90);
