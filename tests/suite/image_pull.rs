@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{self, Write},
     net::{Shutdown, TcpStream},
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::Mutex,
@@ -14,6 +14,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -130,11 +131,17 @@ fn what_a_killed_pull_leaves_is_removed_by_the_next() {
         let _waits = (path_of(head) == layer).then(|| held.lock());
         served.reply(head).write(stream);
     });
-    let mut child = pull_command(&[&silent.reference()]).spawn().unwrap();
-    let is_waiting = || silent.count(&image.layer_path(1)) == 1;
-    assert!(eventually(scaled(Duration::from_secs(10)), is_waiting), "the upper layer is not asked for");
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let ended_by = |number: usize, signal: Signal| {
+        let mut child = pull_command(&[&silent.reference()]).spawn().unwrap();
+        let is_waiting = || silent.count(&image.layer_path(1)) == number;
+        assert!(eventually(scaled(Duration::from_secs(10)), is_waiting), "the upper layer is not asked for");
+        rustix::process::kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(signal.as_raw()));
+    };
+    // One that is told to end takes what it has made along.
+    ended_by(1, Signal::TERM);
+    assert!(content().is_empty(), "{:?}", content());
+    ended_by(2, Signal::KILL);
     assert!(content().iter().all(|path| Path::new(path).starts_with(store().join("tmp"))) && !content().is_empty(), "{:?}", content());
     succeeded(&pull(&[&Registry::of(&image).reference()]));
     assert!(fs::read_dir(store().join("tmp")).unwrap().next().is_none(), "{:?}", content());

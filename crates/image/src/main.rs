@@ -8,10 +8,12 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, BufReader, Write},
-    os::fd::AsFd,
-    process::ExitCode,
+    os::{fd::AsFd, unix::process::CommandExt},
+    process::{Command, ExitCode},
+    thread,
 };
 
+use nix::sys::signal::{SigSet, Signal, raise};
 use rustix::{
     fs::{Mode, OFlags},
     process::{Pid, Resource, geteuid, getrlimit, setrlimit, umask},
@@ -33,9 +35,12 @@ use stockade_image::{
 use stockade_images::{Dropped, ImageError, Store, check_name, default_path};
 use stockade_protocol::text::{escape_json, is_hidden, unambiguous, visible};
 use stockade_registry::Reference;
+use stockade_sys::process::ignores;
 
 /// Exit status: it could not be done.
 const FAILED: u8 = 125;
+/// The first argument after a signal, which is the second.
+const SWEEP: &str = "--sweep";
 /// Exit status: it was not started by `stockade`.
 const USAGE: u8 = 2;
 
@@ -44,6 +49,7 @@ fn main() -> ExitCode {
     match words.first().and_then(|word| word.to_str()) {
         Some(DECOMPRESS) => return worker_ended(run_decompressor(&words[1..])),
         Some(UNPACK) => return worker_ended(run_unpacker(&words[1..])),
+        Some(SWEEP) => return worker_ended(sweep_and_end(&words[1..])),
         _ => {}
     }
     let Some((version, task)) = arguments::of(words.into_iter()) else {
@@ -115,7 +121,42 @@ fn run(task: Task) -> Result<(), ImportError> {
     }
 }
 
+/// From now on, a signal that ends this program starts it anew, to remove what its change has in `tmp`. With the old
+/// program its threads end, so that nothing more is put into the store; its locks; and, by their death
+/// signal, the processes that unpack.
+fn sweep_at_signals() -> Result<(), ImportError> {
+    let ending: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().filter(|signal| !ignores(*signal as i32)).collect();
+    ending.thread_block().map_err(io::Error::from).attempt("hold back", "signals")?;
+    thread::spawn(move || {
+        let Ok(signal) = ending.wait() else { return };
+        let mut anew = Command::new("/proc/self/exe");
+        // It returns only where the kernel refuses; then the next change removes what stays.
+        let _refused = anew.arg0("stockade-image").args([SWEEP, signal.as_str()]).exec();
+        end_by(signal);
+    });
+    Ok(())
+}
+
+fn sweep_and_end(words: &[OsString]) -> Result<(), String> {
+    let signal: Signal = words.first().and_then(|word| word.to_str()?.parse().ok()).ok_or_else(malformed)?;
+    let swept = || -> Result<(), ImportError> {
+        let owner = geteuid();
+        Writer::of(Store::open(&default_path(owner.is_root())?, owner.as_raw())?)?.sweep()
+    };
+    // The next change removes what stays.
+    let _left = swept();
+    end_by(signal);
+    Ok(())
+}
+
+fn end_by(signal: Signal) {
+    // Both can fail for a signal that does not exist alone.
+    let _open = SigSet::all().thread_unblock();
+    let _raised = raise(signal);
+}
+
 fn import_image(writer: &Writer, task: &ImportTask) -> Result<(), ImportError> {
+    sweep_at_signals()?;
     raise_descriptors()?;
     let file = File::open(&task.from).attempt("open", &task.from)?;
     let source = if file.metadata().attempt("look at", &task.from)?.is_dir() {
@@ -136,6 +177,7 @@ fn import_image(writer: &Writer, task: &ImportTask) -> Result<(), ImportError> {
 }
 
 fn pull_image(writer: &Writer, task: PullTask) -> Result<(), ImportError> {
+    sweep_at_signals()?;
     raise_descriptors()?;
     let reference: Reference = task.reference.parse()?;
     let name = task.name.unwrap_or_else(|| pull::name_of(&task.reference, &reference));

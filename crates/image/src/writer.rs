@@ -1,7 +1,7 @@
 //! Changing the store: every change is a rename of what is complete and on disk.
 //!
 //! An import makes everything in a directory of its own in `tmp`, which it holds locked. A crash leaves that
-//! directory alone, and the next change removes it. Layers go only by [`Writer::gc`], which needs the
+//! directory alone, and the next change removes it; after a signal the program does that itself. Layers go only by [`Writer::gc`], which needs the
 //! store's lock exclusively: no run and no import holds a layer then.
 
 use std::{
@@ -125,7 +125,10 @@ impl Writer {
     }
 
     /// Removes what crashed changes left.
-    fn sweep(&self) -> Result<(), ImportError> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn sweep(&self) -> Result<(), ImportError> {
         for name in self.store.entries("tmp")? {
             let path = self.path("tmp").join(name);
             if let Some(_lock) = lock_directory(&path)? {
