@@ -292,6 +292,7 @@ fn a_proxy_of_the_environment_is_for_other_hosts() {
         command.output().unwrap()
     };
     refused(&asked("registry.test/a/b:1", "registry.test"), &["registry.test", "has no address"]);
+    refused(&asked("sub.registry.test/a/b:1", "registry.test"), &["sub.registry.test", "has no address"]);
     succeeded(&asked(&format!("127.0.0.1:{port}/a/b:1"), ""));
     assert!(proxy.heard().is_empty());
     succeeded(&asked("registry.test/a/b:1", "other.test"));

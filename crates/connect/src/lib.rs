@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    env,
+    env, fs,
     io::{self, Read},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -30,6 +30,9 @@ use ureq::{
 const GETENT: &str = "/usr/bin/getent";
 /// What may name a proxy.
 const PROXIES: [&str; 6] = ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
+
+/// Bytes of a file with authorities: the host's own have some 250 KiB.
+const MAX_AUTHORITY_LEN: u64 = 4 << 20;
 
 /// Why no server can be reached from here.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +62,8 @@ pub fn is_loopback(host: &str) -> bool {
     bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// The environment's proxy for a URL: none for this host, nor for those of `NO_PROXY`.
+/// The environment's proxy for a URL: none for this host, nor for those of `NO_PROXY` and the domains below
+/// them.
 ///
 /// # Errors
 /// It is none, or of a kind that is not spoken.
@@ -72,11 +76,23 @@ pub fn proxy(url: &Uri) -> Result<Option<Proxy>, ConnectError> {
     if let (None, Some(name)) = (&found, PROXIES.iter().find(is_set)) {
         return Err(ConnectError::Proxy(name));
     }
-    let proxy = found.filter(|proxy| !proxy.is_no_proxy(url));
+    let excepted = ["NO_PROXY", "no_proxy"].iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
+    let proxy = found.filter(|proxy| !proxy.is_no_proxy(url) && !is_covered(&excepted, url.host().unwrap_or_default()));
     if proxy.as_ref().is_some_and(|proxy| proxy.protocol().to_string().starts_with("SOCKS")) {
         return Err(ConnectError::SocksProxy);
     }
     Ok(proxy)
+}
+
+/// Whether a list of `NO_PROXY` has a host or a domain above it, as curl and Go read the list: of ureq's own
+/// reading a name covers itself alone.
+fn is_covered(list: &str, host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
+    list.split(',')
+        .map(|entry| entry.trim().trim_start_matches('.').to_ascii_lowercase())
+        .filter(|entry| !entry.is_empty())
+        .any(|entry| host == entry || !is_address && host.strip_suffix(&entry).is_some_and(|rest| rest.ends_with('.')))
 }
 
 /// The authorities that may vouch for a server: the host's, or those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names,
@@ -94,10 +110,19 @@ pub fn tls(private: Option<&Path>) -> Result<TlsConfig, ConnectError> {
         return Err(ConnectError::NoAuthorities(why));
     }
     if let Some(path) = private {
+        let refuse = |why: String| ConnectError::Authority { path: path.to_owned(), why };
+        // A pipe would be waited for, and a device may have no end.
+        let file = fs::metadata(path).map_err(|error| refuse(error.to_string()))?;
+        if !file.is_file() {
+            return Err(refuse(String::from("it is no regular file")));
+        }
+        if file.len() > MAX_AUTHORITY_LEN {
+            return Err(refuse(format!("it has more than {} MiB", MAX_AUTHORITY_LEN >> 20)));
+        }
         let own = rustls_native_certs::load_certs_from_paths(Some(path), None);
         if !own.errors.is_empty() || own.certs.is_empty() {
             let why = if own.errors.is_empty() { String::from("it has no certificate") } else { words(&own.errors) };
-            return Err(ConnectError::Authority { path: path.to_owned(), why });
+            return Err(refuse(why));
         }
         authorities.extend(own.certs);
     }
@@ -220,6 +245,29 @@ mod tests {
         for path in ["/missing/ca.pem", "/etc/passwd"] {
             let error = tls(Some(Path::new(path))).unwrap_err().to_string();
             assert!(error.contains(path) || error.contains("no certificates of authorities"), "{error}");
+        }
+        for path in ["/dev/zero", "/etc"] {
+            let error = tls(Some(Path::new(path))).unwrap_err().to_string();
+            assert!(error.contains("no regular file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_no_proxy_covers_the_domains_below_it() {
+        for (list, host, is) in [
+            ("example.test", "example.test", true),
+            ("example.test", "reg.example.test", true),
+            ("other.test, Example.Test", "REG.example.test", true),
+            (".example.test", "reg.example.test", true),
+            ("example.test", "evilexample.test", false),
+            ("example.test", "example.test.evil.org", false),
+            ("reg.example.test", "example.test", false),
+            ("10.0.0.1", "10.0.0.1", true),
+            ("0.0.1", "10.0.0.1", false),
+            ("", "example.test", false),
+            (",.", "example.test", false),
+        ] {
+            assert_eq!(is_covered(list, host), is, "{list} {host}");
         }
     }
 }

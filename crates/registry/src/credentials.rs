@@ -14,7 +14,10 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use rustix::process::geteuid;
+use rustix::{
+    fs::{Mode, OFlags},
+    process::geteuid,
+};
 use serde::Deserialize;
 
 use crate::{FetchError, Reference};
@@ -84,7 +87,9 @@ pub fn docker_config() -> Option<PathBuf> {
 pub(crate) fn of_file(path: &Path, reference: &Reference) -> Result<Credentials, FetchError> {
     let refuse = |why: String| FetchError::Credentials { path: path.to_owned(), why };
     let failed = |error: std::io::Error| refuse(error.to_string());
-    let file = File::open(path).map_err(failed)?;
+    // A pipe is not waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?);
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {
         return Err(refuse("it is no regular file".into()));
@@ -203,6 +208,19 @@ mod tests {
         ] {
             assert_eq!(asked(auths, reference).unwrap(), login, "{reference}");
         }
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let path = env::temp_dir().join(format!("stockade-credentials-{}", std::process::id()));
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let refused = of_file(&path, &"h.io/x".parse().unwrap()).unwrap_err().to_string();
+        assert!(refused.contains("no regular file"), "{refused}");
+        // The control: a file in its place.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "{}").unwrap();
+        assert!(matches!(of_file(&path, &"h.io/x".parse().unwrap()), Ok(Credentials::None)));
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
