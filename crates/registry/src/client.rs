@@ -449,7 +449,8 @@ pub(crate) fn is_named(list: &[String], host: &str) -> bool {
     list.iter().any(|named| named.eq_ignore_ascii_case(host) || named.eq_ignore_ascii_case(name_of(host)))
 }
 
-fn is_same_origin(one: &Uri, other: &Uri) -> bool {
+/// Whether two URLs have one scheme, host and port.
+pub(crate) fn is_same_origin(one: &Uri, other: &Uri) -> bool {
     let port = |url: &Uri| url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
     let is_same_host = one.host().unwrap_or_default().eq_ignore_ascii_case(other.host().unwrap_or_default());
     is_same_host && one.scheme() == other.scheme() && port(one) == port(other)

@@ -3,7 +3,7 @@
 //!
 //! A registry names its realm itself, so the realm is no stranger's only if it is the registry's own
 //! host, one of the same domain, or one that the user names; no other gets the password. Where the registry
-//! itself is asked by plain HTTP, only one that the user names does. A realm is
+//! itself is asked by plain HTTP, only its own port or one that the user names does. A realm is
 //! asked by https, or on this host; it is followed nowhere. The scope is always ours: to read this one image.
 
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use ureq::http::{StatusCode, Uri};
 use crate::{
     FetchError,
     challenge::Challenge,
-    client::{Answer, Kind, Registry, server_of},
+    client::{Answer, Kind, Registry, is_same_origin, server_of},
     credentials::Credentials,
 };
 
@@ -92,21 +92,19 @@ fn check_secrecy(registry: &Registry, to: &Uri) -> Result<(), FetchError> {
         return refuse("no password goes over plain HTTP to another host", false);
     }
     let authority = to.authority().map(|authority| authority.as_str()).unwrap_or_default();
-    let own = registry.base().host().unwrap_or_default();
-    if registry.is_auth_host(authority) {
+    let base = registry.base();
+    let own = base.host().unwrap_or_default();
+    if registry.is_auth_host(authority) || is_same_origin(base, to) {
         Ok(())
-    } else if is_by_plain_http(registry.base()) {
-        refuse("the registry is asked by plain HTTP, so anyone between can have named that host", true)
-    } else if is_kin(own, host) {
-        Ok(())
-    } else {
+    } else if !is_kin(own, host) {
         refuse("it is another's host", true)
+    } else if base.scheme_str() == Some("https") {
+        Ok(())
+    } else if is_loopback(own) {
+        refuse("the registry is asked by plain HTTP, and another's program may have that port of this host", true)
+    } else {
+        refuse("the registry is asked by plain HTTP, so anyone between can have named that host", true)
     }
-}
-
-/// Whether others can read and change what is asked of a registry.
-fn is_by_plain_http(base: &Uri) -> bool {
-    base.scheme_str() != Some("https") && !is_loopback(base.host().unwrap_or_default())
 }
 
 /// Whether a host is the registry, below it, or in the domain that the registry is in.
@@ -146,6 +144,20 @@ mod tests {
         check_secrecy(&registry(Options { auth_hosts: hosts("auth.example.com"), ..plain }), &realm).unwrap();
         // The control: the same realm of the same registry, which is asked by TLS.
         check_secrecy(&registry(Options::default()), &realm).unwrap();
+    }
+
+    #[test]
+    fn another_port_of_this_host_gets_no_password_unless_the_user_names_it() {
+        let sent = |options, realm: &str| {
+            let registry = Registry::new("127.0.0.1:5900/a/b:1".parse().unwrap(), options).unwrap();
+            check_secrecy(&registry, &realm.parse().unwrap()).map_err(|error| error.to_string())
+        };
+        let error = sent(Options::default(), "http://127.0.0.1:5901/token").unwrap_err();
+        assert!(error.contains("that port") && error.contains("--auth-host"), "{error}");
+        // The controls: its own port, and one that is named.
+        sent(Options::default(), "http://127.0.0.1:5900/token").unwrap();
+        let named = Options { auth_hosts: vec![String::from("127.0.0.1:5901")], ..Options::default() };
+        sent(named, "http://127.0.0.1:5901/token").unwrap();
     }
 
     #[test]
