@@ -6,6 +6,7 @@ mod approval;
 mod audit;
 mod bad_input;
 mod bwrap;
+mod bwrap_srt;
 mod callers;
 mod causes;
 mod cleanup;

@@ -9,6 +9,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{Read, Write},
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -126,11 +127,12 @@ fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewE
             ViewEntry::Show { source: path(source)?, target: inside(target), optional: *optional }
         }
         Operation::Writable { source, target, optional } => {
-            let source = path(source)?;
-            if *optional && !with_callers_rights(|| source.exists())? {
-                return Ok(None);
+            let (source, target) = (path(source)?, inside(target));
+            match with_callers_rights(|| std::fs::symlink_metadata(&source))? {
+                Err(_) if *optional => return Ok(None),
+                Ok(found) if found.file_type().is_socket() => ViewEntry::Socket { source, target },
+                _ => ViewEntry::Tree { source, target },
             }
-            ViewEntry::Tree { source, target: inside(target) }
         }
         Operation::Overlay { layers, target, writable } => {
             ViewEntry::Overlay { layers: layers.iter().map(path).collect::<Result<_, _>>()?, target: inside(target), writable: *writable }

@@ -112,7 +112,9 @@ fn describe_entry(entry: &RootEntry) -> String {
             format!("bind      {} at /{} read-only{}", source.display(), target.display(), if *executable { "" } else { ", noexec" })
         }
         RootEntry::Tree { target, .. } => format!("bind      /{} writable", target.display()),
-        RootEntry::Tmpfs { target, .. } => format!("writable  /{}", target.display()),
+        RootEntry::Socket { source, target, .. } => format!("socket    {} at /{}", source.display(), target.display()),
+        RootEntry::Tmpfs { target, writable: true, .. } => format!("writable  /{}", target.display()),
+        RootEntry::Tmpfs { target, .. } => format!("empty     /{}", target.display()),
         RootEntry::Overlay { layers, changes, target, executable } => {
             let layers: Vec<String> = layers.iter().rev().map(|layer| layer.display().to_string()).collect();
             let how = if changes.is_some() { "writable" } else { "read-only" };

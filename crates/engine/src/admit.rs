@@ -21,7 +21,7 @@ use std::{
 };
 
 use rustix::fd::OwnedFd;
-use stockade_launcher::{Inputs, LaunchError, Memory, Stdin, Streams, registry::Record, scratch::OpenedScratch};
+use stockade_launcher::{Inputs, LaunchError, Memory, Stdin, Streams, host_socket::OpenedSocket, registry::Record, scratch::OpenedScratch};
 use stockade_policy::{
     model::AuditMode,
     plan::{Plan, View, plan},
@@ -210,6 +210,7 @@ pub struct Admission<'a> {
     stdin: StdinBytes<'a>,
     scratch: Option<OpenedScratch>,
     writable_trees: Vec<OpenedScratch>,
+    sockets: Vec<OpenedSocket>,
     trees: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
@@ -284,9 +285,10 @@ impl<'a> Admission<'a> {
         let (image, held) = image.unzip();
         host.image = image;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
-        let HostView { scratch, writable_trees, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
+        let HostView { scratch, writable_trees, sockets, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         run_request.trees = writable_trees.iter().map(|opened| opened.facts.clone()).collect();
+        run_request.sockets = sockets.iter().map(|opened| opened.facts.clone()).collect();
         run_request.interpreters = interpreters;
         let mut plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
@@ -312,6 +314,7 @@ impl<'a> Admission<'a> {
             stdin,
             scratch,
             writable_trees,
+            sockets,
             trees,
             collect,
             record,
@@ -355,6 +358,8 @@ impl<'a> Admission<'a> {
             },
             scratch: self.scratch,
             writable_trees: self.writable_trees,
+            sockets: self.sockets,
+            mount_points: Vec::new(),
             kept,
             trees: self.trees,
             held: self.held,

@@ -5,7 +5,7 @@
 //! host; one that cannot be read says nothing, and nothing is run on a guess.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -83,6 +83,7 @@ pub fn read(identity: &Identity, unique: UniqueId, cgroup: CgroupFacts) -> Resul
         cgroup,
         swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
+        empty: BTreeSet::new(),
         led: BTreeMap::new(),
         codecs: BTreeMap::new(),
         links: merged_usr_links()?,

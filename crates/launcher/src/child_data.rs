@@ -31,7 +31,7 @@ use crate::{
     error::InputsError,
     identity,
     messages::{ExecutorFiles, MAX_TREES},
-    scratch::{FileId, detached_copy},
+    scratch::{FileId, detached_copy, mount_points},
     tree,
 };
 
@@ -110,10 +110,16 @@ pub(crate) enum Entry {
         target: CString,
         rules: Vec<ScratchRule>,
     },
-    /// A directory of the root, laid elsewhere and writable there.
+    /// A Unix socket of the host.
+    Socket {
+        from: ChildTree,
+        target: CString,
+    },
+    /// A directory of the root, laid elsewhere.
     Tmpfs {
         from: CString,
         target: CString,
+        writable: bool,
     },
     /// An overlay of host directories.
     Overlay {
@@ -132,7 +138,7 @@ pub(crate) enum Entry {
     },
 }
 
-/// Where a host directory comes from.
+/// Where a host directory or socket comes from.
 pub(crate) enum ChildTree {
     /// Its place among the trees that were sent.
     Sent(usize),
@@ -287,6 +293,7 @@ impl ChildData {
         for entry in &plan.root {
             entries.push(match entry {
                 RootEntry::Tree { index, target } => prepare_tree(plan, inputs, *index, target, &mut trees)?,
+                RootEntry::Socket { index, source, target } => prepare_socket(inputs, *index, source, target, &mut trees)?,
                 entry => prepare_entry(entry, plan, inputs, &mut trees)?,
             });
         }
@@ -361,6 +368,7 @@ fn prepare_tree(plan: &Plan, inputs: &mut Inputs<'_>, index: usize, target: &Pat
     if opened.facts.path != planned.source || planned.protected.len() < opened.file_ids.len() {
         return Err(InputsError::Scratch.into());
     }
+    inputs.mount_points.extend(mount_points::make(opened, planned, plan.mode == Mode::Root)?);
     let from = match opened.tree.take() {
         Some(tree) => {
             trees.push(tree);
@@ -373,6 +381,28 @@ fn prepare_tree(plan: &Plan, inputs: &mut Inputs<'_>, index: usize, target: &Pat
         }
     };
     Ok(Entry::Tree { from, target: relative(target)?, rules: prepare_rules(&planned.protected, &opened.file_ids)? })
+}
+
+/// A socket of a view: root's copy of it, or where the child opens it again.
+fn prepare_socket(
+    inputs: &mut Inputs<'_>,
+    index: usize,
+    source: &Path,
+    target: &Path,
+    trees: &mut Vec<OwnedFd>,
+) -> Result<Entry, LaunchError> {
+    let Some(opened) = inputs.sockets.get_mut(index).filter(|opened| opened.facts.path == source) else {
+        return Err(InputsError::Scratch.into());
+    };
+    let (device, inode) = opened.file_id;
+    let from = match opened.tree.take() {
+        Some(tree) => {
+            trees.push(tree);
+            ChildTree::Sent(trees.len() - 1)
+        }
+        None => ChildTree::Path { path: c_path(source)?, device, inode },
+    };
+    Ok(Entry::Socket { from, target: relative(target)? })
 }
 
 fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
@@ -409,8 +439,10 @@ fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees:
         RootEntry::Placed { source, target, executable } => {
             Entry::Placed { source: c_path(source)?, target: relative(target)?, executable: *executable }
         }
-        RootEntry::Tree { .. } => return Err(InputsError::Scratch.into()),
-        RootEntry::Tmpfs { from, target } => Entry::Tmpfs { from: relative(from)?, target: relative(target)? },
+        RootEntry::Tree { .. } | RootEntry::Socket { .. } => return Err(InputsError::Scratch.into()),
+        RootEntry::Tmpfs { from, target, writable } => {
+            Entry::Tmpfs { from: relative(from)?, target: relative(target)?, writable: *writable }
+        }
         RootEntry::Overlay { layers, changes, target, executable } => Entry::Overlay {
             layers: by_path(open_layers(layers)?)?,
             changes: changes.as_ref().map(|[upper, work]| Ok::<_, LaunchError>([relative(upper)?, relative(work)?])).transpose()?,

@@ -16,6 +16,7 @@ mod egress;
 mod error;
 pub mod files;
 mod hold;
+pub mod host_socket;
 mod identity;
 mod init;
 mod layers;
@@ -90,6 +91,10 @@ pub struct Inputs<'a> {
     pub scratch: Option<OpenedScratch>,
     /// The host directories that a view has writable, opened likewise, in the plan's order.
     pub writable_trees: Vec<OpenedScratch>,
+    /// The sockets of the host that a view shows, likewise.
+    pub sockets: Vec<host_socket::OpenedSocket>,
+    /// Mount points on the host, which end with the run.
+    pub mount_points: Vec<scratch::MountPoint>,
     /// What the session keeps, for this run.
     pub kept: Option<volumes::VolumeCopies>,
     /// Host trees that were opened with the caller's rights, by source path.

@@ -242,6 +242,10 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
     if let Some(image) = &plan.image_root {
         layer("root_image", Known::Applied, image_detail(image, plan));
     }
+    let sockets: Vec<String> = plan.host_sockets().map(|path| path.display().to_string()).collect();
+    if !sockets.is_empty() {
+        layer("host_sockets", Known::Applied, format!("code may speak to the programs outside that listen at {}", sockets.join(" ")));
+    }
     if !matches!(cgroup, Cgroup::Absent) {
         layer("cgroup", Known::ReadBack, cgroup.describe());
     }

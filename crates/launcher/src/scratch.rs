@@ -28,6 +28,7 @@ pub mod directory_paths;
 mod error;
 mod inspect;
 mod lock;
+pub(crate) mod mount_points;
 pub mod path;
 mod roots;
 pub(crate) mod usage;
@@ -36,6 +37,7 @@ pub use error::{ScratchError, ScratchProblem};
 pub(crate) use inspect::SecondLook;
 use inspect::{Inspected, Rules, inspect};
 pub use lock::{LockMode, ScratchLock};
+pub use mount_points::MountPoint;
 use path::ScratchPath;
 use usage::{LinkedFiles, TreeUse};
 

@@ -267,7 +267,15 @@ impl<'a> Supervision<'a> {
         let program_gone = plan.program_file.is_none();
         let is_random = plan.program_file.as_ref().is_some_and(|(_, name)| name.starts_with(registry::PROGRAM_PREFIX));
         let program = if is_random { ProgramFile::Random } else { ProgramFile::Unwritten };
-        let teardown = Teardown { sandbox, cgroup, _held: inputs.held, record: inputs.record, program_gone, signals };
+        let teardown = Teardown {
+            sandbox,
+            cgroup,
+            _held: inputs.held,
+            _mount_points: inputs.mount_points,
+            record: inputs.record,
+            program_gone,
+            signals,
+        };
         Ok(Supervision {
             plan,
             state: State::Setup(Setup { since: Instant::now(), timeout, usable_cpus, expected: ExpectedSandbox::of(plan)?, mounts: None }),

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 
-use crate::{cgroup::Cgroup, registry::Record, sandbox::Sandbox, signals::Signals};
+use crate::{cgroup::Cgroup, registry::Record, sandbox::Sandbox, scratch::MountPoint, signals::Signals};
 
 /// What is removed when it is dropped.
 pub struct Teardown {
@@ -14,6 +14,8 @@ pub struct Teardown {
     pub(crate) cgroup: Cgroup,
     /// Locks of what the sandbox shows, free once nothing of it runs.
     pub(crate) _held: Vec<File>,
+    /// What was made on the host to mount on, removed once nothing of it runs.
+    pub(crate) _mount_points: Vec<MountPoint>,
     pub(crate) record: Option<Record>,
     /// Whether the program's file is out of the scratch.
     pub(crate) program_gone: bool,

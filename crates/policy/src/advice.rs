@@ -16,13 +16,14 @@ use crate::{
 /// The first document that is read is the file itself.
 const OWN: usize = 0;
 /// Lists of which every item lets code do more.
-const LOOSENING: [(&str, &str); 12] = [
+const LOOSENING: [(&str, &str); 13] = [
     ("egress", "whitelist"),
     ("environment", "accept"),
     ("filesystem", "read_only"),
     ("filesystem", "read_only_optional"),
     ("filesystem", "devices"),
     ("filesystem", "images"),
+    ("filesystem", "sockets"),
     ("seccomp", "allow"),
     ("seccomp", "socket_families"),
     ("seccomp", "ioctl"),

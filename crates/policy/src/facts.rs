@@ -2,7 +2,10 @@
 //!
 //! Plain values: `engine` reads them, `doctor` probes them, a test writes them down.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 /// The host as one run sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub struct HostFacts {
     pub swap: bool,
     /// What stands at each path that the policy names.
     pub paths: BTreeMap<PathBuf, PathKind>,
+    /// Directories of the caller's own among the sources of a view that hold nothing.
+    pub empty: BTreeSet<PathBuf>,
     /// Where those of them lead on whose way are links: the path without any.
     pub led: BTreeMap<PathBuf, PathBuf>,
     /// By runtime whose modules the policy watches: the codecs of its interpreters.

@@ -11,7 +11,7 @@ use crate::{
     check::{self, Checked},
     diagnostic::{Diagnostic, Located, quote},
     model::{ANY_IMAGE, Degradable},
-    names, whitelist,
+    names, sockets, whitelist,
 };
 
 /// Checks a text and returns its one spelling.
@@ -67,6 +67,7 @@ pub(crate) enum Item {
     Ioctl,
     Peer,
     Glob,
+    Socket,
     Layer,
     UsersLayer,
     Alert,
@@ -97,6 +98,7 @@ impl Item {
             Item::Ioctl => check::ioctl(text).map(names::ioctl_text),
             Item::Peer => whitelist::rule(text).map(|rule| rule.to_string()),
             Item::Glob => check::glob(text),
+            Item::Socket => sockets::pattern(text),
             Item::Alert => alert::alert(text).map(|alert| alert.to_string()),
             Item::Module => check::dotted("module", text),
             Item::Builtin => check::dotted("built-in name", text),
@@ -173,6 +175,7 @@ pub(crate) const FILESYSTEM: &[Key] = &[
     may("root", Kind::Table(ROOT), "what a run starts from that names no image; the host's directories if absent"),
     may("images", Kind::List(Item::Image), "images that a request may have as its root, by name or digest; \"*\" for each of the store"),
     may("writable_root", Kind::Flag, "code may change the files of an image, which are as before after the run"),
+    may("sockets", Kind::List(Item::Socket), "Unix sockets that a caller of `stockade bwrap` may show, by absolute path; * in the name"),
 ];
 
 pub(crate) const ROOT: &[Key] = &[may("image", Kind::Text(check::image), "name or digest of an image of the store; \"none\" for none")];

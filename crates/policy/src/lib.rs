@@ -28,6 +28,7 @@ mod schema;
 pub mod service;
 mod shipped;
 mod show;
+mod sockets;
 #[cfg(test)]
 mod tests;
 mod trust;

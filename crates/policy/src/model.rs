@@ -117,6 +117,10 @@ pub struct Filesystem {
     /// Code may change the root of an image. What it writes is gone with the run.
     #[serde(default)]
     pub writable_root: bool,
+    /// Unix sockets of the host that a caller of `stockade bwrap` may show, by absolute path. A `*` in
+    /// the name stands for anything but `/`.
+    #[serde(default)]
+    pub sockets: Vec<String>,
 }
 
 /// In [`Filesystem::images`]: every image of the store.

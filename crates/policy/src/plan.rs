@@ -67,6 +67,8 @@ pub struct RunRequest {
     pub view: Option<View>,
     /// The host directories that the view has writable, opened and checked, in its order.
     pub trees: Vec<HostScratch>,
+    /// The sockets of the host that the view shows, likewise.
+    pub sockets: Vec<HostSocket>,
 }
 
 /// The two runs of a compiled language. They share all that code may write.
@@ -120,6 +122,15 @@ pub struct HostScratch {
     /// What lies there and is kept from the code, by path below it: what the policy names, and what
     /// gives rights or leads out of it.
     pub protected: Vec<(PathBuf, PathKind, Protection)>,
+}
+
+/// A Unix socket of the host to show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostSocket {
+    /// Its absolute path, without links.
+    pub path: PathBuf,
+    /// Why root's launcher could not idmap it; an ordinary user's has no need to.
+    pub idmap_refusal: Option<String>,
 }
 
 /// How a path below scratch is kept from the code.

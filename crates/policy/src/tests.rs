@@ -575,6 +575,7 @@ fn a_policy_that_extends_nothing_states_everything() {
             "images",
             "shared_by",
             "writable_root",
+            "sockets",
             "ready",
             "UV_USE_IO_URING",
             "PATH",
@@ -622,6 +623,8 @@ fn a_change_that_changes_nothing_is_refused() {
         ("[seccomp]\nallow = {}", "needs either"),
         ("[seccomp]\nallow = { replace = [\"read\"], add = [\"write\"] }", "has both"),
         ("[filesystem]\nread_only_optional = { add = [\"/usr\"] }", "both optional and required"),
+        ("[filesystem]\nsockets = { add = [\"/run/*.sock\"] }", "it takes in docker.sock"),
+        ("[filesystem]\nsockets = { add = [\"/tmp/*/x\"] }", "`*` in the last name alone"),
         ("[runtimes.ruby]\nextension = \"rb\"", "`command` is missing"),
     ] {
         let report = refusal(&child(body));

@@ -9,7 +9,7 @@ use stockade_policy::{
     filter::Filters,
     load_shipped,
     model::Degradable,
-    plan::{HostScratch, Plan, PlanError, Program, Protection, RootEntry, RunRequest, View, ViewEntry, plan},
+    plan::{HostScratch, HostSocket, Plan, PlanError, Program, Protection, RootEntry, RunRequest, View, ViewEntry, plan},
 };
 
 fn facts() -> HostFacts {
@@ -24,6 +24,7 @@ fn facts() -> HostFacts {
         cgroup: CgroupFacts::Unavailable { reason: String::from("not delegated") },
         paths: paths.into_iter().chain(files).collect(),
         led: [("/lib", "/usr/lib")].map(|(path, real)| (PathBuf::from(path), PathBuf::from(real))).into(),
+        empty: [PathBuf::from("/tmp/empty")].into(),
         links: vec![(String::from("bin"), String::from("usr/bin")), (String::from("lib"), String::from("usr/lib"))],
         ..HostFacts::default()
     }
@@ -39,6 +40,10 @@ fn tmpfs(target: &str) -> ViewEntry {
 
 fn tree(source: &str, target: &str) -> ViewEntry {
     ViewEntry::Tree { source: PathBuf::from(source), target: PathBuf::from(target) }
+}
+
+fn socket(source: &str, target: &str) -> ViewEntry {
+    ViewEntry::Socket { source: PathBuf::from(source), target: PathBuf::from(target) }
 }
 
 fn directory(target: &str) -> ViewEntry {
@@ -63,9 +68,14 @@ fn planned_with(entries: &[ViewEntry], protected: &[(&str, PathKind, Protection)
         }
         _ => None,
     });
+    let sockets = entries.iter().filter_map(|entry| match entry {
+        ViewEntry::Socket { source, .. } => Some(HostSocket { path: source.clone(), idmap_refusal: None }),
+        _ => None,
+    });
     let run_request = RunRequest {
         program: Program::Command(vec![String::from("true")]),
         trees: trees.collect(),
+        sockets: sockets.collect(),
         view: Some(View { entries: entries.to_vec(), working_directories: vec![PathBuf::from("/")], ..View::default() }),
         ..RunRequest::default()
     };
@@ -79,12 +89,15 @@ fn laid(plan: &Plan) -> Vec<String> {
             Some(format!("{} at {}{}", source.display(), target.display(), if *executable { "" } else { " noexec" }))
         }
         RootEntry::Tree { index, target } => Some(format!("tree {index} at {}", target.display())),
+        RootEntry::Tmpfs { from, target, writable } => {
+            Some(format!("{} at {}{}", from.display(), target.display(), if *writable { "" } else { " read-only" }))
+        }
+        RootEntry::Socket { index, source, target } => Some(format!("socket {index}, {}, at {}", source.display(), target.display())),
         RootEntry::Overlay { layers, changes, target, executable } => {
             let layers: Vec<_> = layers.iter().rev().map(|layer| layer.to_str().unwrap()).collect();
             let writable = changes.as_ref().map(|[upper, work]| format!(" {} {}", upper.display(), work.display())).unwrap_or_default();
             Some(format!("{} at {}{writable}{}", layers.join(" over "), target.display(), if *executable { "" } else { " noexec" }))
         }
-        RootEntry::Tmpfs { from, target } => Some(format!("{} at {}", from.display(), target.display())),
         RootEntry::Link { target, to } if !target.starts_with("dev") => Some(format!("{} -> {}", target.display(), to.display())),
         _ => None,
     });
@@ -283,6 +296,61 @@ fn the_whole_of_a_writable_directory_can_be_made_read_only() {
 fn what_was_laid_over_a_writable_directory_is_not_shown_by_its_name() {
     for over in [tmpfs("/w/.git"), tree("/srv/other", "/w")] {
         refused(&[tree("/srv/w", "/w"), over, show("/srv/w/.git/hooks", "/w/.git/hooks")], "view_not_shown");
+    }
+}
+
+#[test]
+fn a_missing_name_of_a_writable_directory_gets_a_mount_point() {
+    let points = |entries: &[ViewEntry]| -> Vec<String> {
+        let plan = planned(entries).unwrap();
+        plan.trees[0].mount_points.iter().map(|(path, kind)| format!("{} {kind:?}", path.display())).collect()
+    };
+    let over = [tree("/srv/w", "/w"), show("/dev/null", "/w/.bashrc"), show("/tmp/empty", "/w/.claude"), tmpfs("/w/t")];
+    assert_eq!(points(&over), [".bashrc File", ".claude Directory", "t Directory"]);
+    let over = [tree("/srv/w", "/w"), overlay(&["/usr"], "/w/o", true), socket("/tmp/claude-http-1.sock", "/w/s")];
+    assert_eq!(points(&over), ["o Directory", "s File"]);
+    // What lies over the directory has places of its own, and what is read-only in it is there.
+    let own = [tree("/srv/w", "/w"), tmpfs("/w/t"), show("/dev/null", "/w/t/x"), show("/srv/w/.git", "/w/.git")];
+    assert_eq!(points(&own), ["t Directory"]);
+    // Nothing is made in what the policy hides.
+    let hidden = [("key", PathKind::Directory, Protection::Hidden)];
+    let error = planned_with(&[tree("/srv/w", "/w"), show("/dev/null", "/w/key/x")], &hidden).expect_err("it was planned");
+    assert_eq!(error.reason(), "view_on_host");
+}
+
+#[test]
+fn a_directory_that_holds_nothing_is_shown_as_one_of_the_sandboxs_own() {
+    let plan = planned(&[show("/tmp/empty", "/a/b"), tree("/srv/w", "/w"), show("/tmp/empty", "/w/e")]).unwrap();
+    assert_eq!(laid(&plan), ["a/b at a/b read-only", "tree 0 at w", ".view/0 at w/e read-only"]);
+    assert_eq!(plan.writable_mounts(), ["/dev/shm", "/w", "/run/stockade/scratch"].map(PathBuf::from));
+    refused(&[show("/tmp/full", "/a/b")], "view_not_shown");
+}
+
+#[test]
+fn what_a_writable_directory_covers_later_need_not_be_shown() {
+    let plan = planned(&[show("/srv/w/.git", "/srv/w/.git"), tree("/srv/w", "/srv/w")]).unwrap();
+    assert_eq!(laid(&plan), ["tree 0 at srv/w"]);
+    refused(&[show("/srv/w/.git", "/srv/w/.git"), tree("/srv/other", "/srv/other")], "view_not_shown");
+}
+
+#[test]
+fn sockets_are_shown_that_the_policy_names() {
+    let (path, wanted) = ("/tmp/claude-http-1.sock", "socket 0, /tmp/claude-http-1.sock, at tmp/claude-http-1.sock");
+    // The whole of the host has it too, and what is laid over its directory hides it.
+    let plan = planned(&[socket(path, path), show("/", "/")]).unwrap();
+    assert!(laid(&plan).contains(&wanted.to_owned()), "{:?}", laid(&plan));
+    assert_eq!(plan.host_sockets().collect::<Vec<_>>(), [Path::new(path)]);
+    assert!(plan.required_mounts().contains(&PathBuf::from(path)));
+    assert!(planned(&[socket(path, "/s"), socket("/tmp/claude-socks-1.sock", "/t")]).is_ok());
+    // What else lies on its way is no part of the host.
+    refused(&[overlay(&["/usr/lib"], "/usr", true), socket(path, "/usr/s"), show("/", "/")], "view_parts_over");
+    refused(&[socket(path, "/usr/s"), overlay(&["/usr/lib"], "/usr", true), show("/", "/")], "view_parts_over");
+    refused(&[socket(path, "/run")], "view_over_sandbox");
+    for other in ["/tmp/other.sock", "/tmp/claude-http-1.sock.x", "/tmp/x/claude-http-1.sock", "/run/user/1234/claude-http-1.sock"] {
+        refused(&[socket(other, "/s")], "view_socket_not_shown");
+    }
+    for never in ["/run/docker.sock", "/run/user/1234/bus", "/run/dbus/system_bus_socket", "/tmp/ssh-abc/agent.7"] {
+        refused(&[socket(never, "/s")], "view_socket_never_shown");
     }
 }
 

@@ -192,6 +192,7 @@ impl Fixture {
             | RootEntry::Overlay { target, .. }
             | RootEntry::Contents { target, .. }
             | RootEntry::Laid { target, .. }
+            | RootEntry::Socket { target, .. }
             | RootEntry::Pipe { target }
             | RootEntry::Proc { target }
             | RootEntry::Devpts { target }

@@ -15,6 +15,7 @@ use rustix::{
     fs::{FileType, stat},
 };
 use stockade_launcher::{
+    host_socket::{OpenedSocket, SocketError, SocketProblem},
     resolve::{Follow, ResolveError, resolve},
     scratch::{self, OpenedScratch, Opener, ShownFiles, path::ScratchPath},
 };
@@ -54,6 +55,8 @@ pub(super) struct HostView {
     pub(super) scratch: Option<OpenedScratch>,
     /// The directories that a view has writable, in its order.
     pub(super) writable_trees: Vec<OpenedScratch>,
+    /// The sockets that a view shows, in its order.
+    pub(super) sockets: Vec<OpenedSocket>,
     /// Interpreters in place of the policy's.
     pub(super) interpreters: BTreeMap<String, Interpreter>,
     /// Directories that they need, where root shows them for somebody.
@@ -107,13 +110,15 @@ impl HostView {
         let scratch = query.scratch.map(|path| open_scratch(path, policy, &opener, judge)).transpose()?;
         let open = |path: &&str| open_scratch(path, policy, &opener, judge);
         let writable_trees: Vec<OpenedScratch> = writable.iter().map(open).collect::<Result<_, _>>()?;
+        let sockets = sockets(run_request).map(|path| OpenedSocket::open(path, &opener)).collect::<Result<_, _>>()?;
         // Root could reach what is closed to the caller, and would show it.
-        scratch::as_caller(opener.caller, opener.privileged, || inspect_view(host, run_request)).map_err(CallerError::Rights)??;
+        scratch::as_caller(opener.caller, opener.privileged, || inspect_view(host, run_request, opener.caller.uid))
+            .map_err(CallerError::Rights)??;
         let seen = inspect(host, identity, policy, &interpreters, &led)?;
         audit::check_unseen(identity, paths(policy, &interpreters, host, scratch.iter().chain(&writable_trees)), &seen)?;
         let seen = if query.is_compared { own(&seen) } else { PathIds::new() };
         let trees = open_trees(identity, &led, &opener)?;
-        Ok(HostView { scratch, writable_trees, interpreters, trees, seen })
+        Ok(HostView { scratch, writable_trees, sockets, interpreters, trees, seen })
     }
 }
 
@@ -145,6 +150,26 @@ fn writable_paths(run_request: &RunRequest) -> Result<Vec<&str>, ViewPathError> 
     trees.map(|source| source.to_str().ok_or_else(|| ViewPathError::NotUtf8(source.clone()))).collect()
 }
 
+/// The sockets that a view shows.
+fn sockets(run_request: &RunRequest) -> impl Iterator<Item = &Path> {
+    run_request.view.iter().flat_map(|view| &view.entries).filter_map(|entry| match entry {
+        ViewEntry::Socket { source, .. } => Some(source.as_path()),
+        _ => None,
+    })
+}
+
+impl RefusalCause for SocketError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self.problem {
+            SocketProblem::Unreadable(_) | SocketProblem::NotSocket => "view_source_missing",
+            SocketProblem::NotOwned { .. } => "view_socket_not_owned",
+            SocketProblem::Open(_) => "view_socket_replaceable",
+            SocketProblem::MountCopy(_) | SocketProblem::CallerRights(_) => return (Verdict::SandboxError, "scratch_failed"),
+        };
+        (Verdict::BadRequest, reason)
+    }
+}
+
 /// Why a path of a view is not opened.
 #[derive(Debug, thiserror::Error)]
 enum ViewPathError {
@@ -166,12 +191,16 @@ impl RefusalCause for ViewPathError {
 }
 
 /// Looks at the paths of the host that a view shows read-only: what is there, and where its links
-/// lead. Only root's are followed. What is shown is the plan's to say.
-fn inspect_view(host: &mut HostFacts, run_request: &RunRequest) -> Result<(), ViewPathError> {
+/// lead. Only root's are followed. Of the caller's own directories, which hold nothing. What is shown is
+/// the plan's to say.
+fn inspect_view(host: &mut HostFacts, run_request: &RunRequest, caller: u32) -> Result<(), ViewPathError> {
     for entry in run_request.view.iter().flat_map(|view| &view.entries) {
         let optional = matches!(entry, ViewEntry::Show { optional: true, .. });
         for source in entry.shown() {
             inspect_shown(host, source, optional)?;
+        }
+        if let ViewEntry::Show { source, .. } = entry {
+            note_empty(host, source, caller);
         }
     }
     Ok(())
@@ -191,6 +220,18 @@ fn inspect_shown(host: &mut HostFacts, source: &Path, optional: bool) -> Result<
         host.led.insert(source.to_path_buf(), found.real);
     }
     Ok(())
+}
+
+/// Notes a directory of the caller's own that holds nothing.
+fn note_empty(host: &mut HostFacts, source: &Path, caller: u32) {
+    if host.paths.get(source) != Some(&PathKind::Directory) {
+        return;
+    }
+    let real = host.led.get(source).map_or(source, PathBuf::as_path);
+    let is_own = stat(real).is_ok_and(|stat| stat.st_uid == caller);
+    if is_own && std::fs::read_dir(real).is_ok_and(|mut entries| entries.next().is_none()) {
+        host.empty.insert(source.to_path_buf());
+    }
 }
 
 /// Which file or directory each path is, to be compared later.

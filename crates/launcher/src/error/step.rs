@@ -109,7 +109,7 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         (Step::RootEntry, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
             if index.and_then(|index| entry(plan, index)).is_some_and(is_laid) =>
         {
-            "; nothing is made below a directory of the host, and no link is followed: make the file or directory on the host before"
+            "; nothing is made below what is shown read-only, and no link is followed: make the file or directory on the host before"
         }
         (Step::WorkingDirectory, _) if plan.image_root.is_none() && !plan.working_directories.is_empty() => {
             "; name a directory that the operations show"
@@ -128,7 +128,12 @@ fn entry(plan: &Plan, index: usize) -> Option<&RootEntry> {
 fn is_laid(entry: &RootEntry) -> bool {
     matches!(
         entry,
-        RootEntry::Placed { .. } | RootEntry::Tree { .. } | RootEntry::Tmpfs { .. } | RootEntry::Overlay { .. } | RootEntry::Laid { .. }
+        RootEntry::Placed { .. }
+            | RootEntry::Tree { .. }
+            | RootEntry::Socket { .. }
+            | RootEntry::Tmpfs { .. }
+            | RootEntry::Overlay { .. }
+            | RootEntry::Laid { .. }
     )
 }
 
@@ -152,6 +157,7 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
             let source = plan.trees.get(*index).map(|tree| tree.source.display().to_string()).unwrap_or_default();
             format!(", bind {source} at /{}", target.display())
         }
+        Some(RootEntry::Socket { source, target, .. }) => format!(", bind socket {} at /{}", source.display(), target.display()),
         Some(RootEntry::Tmpfs { target, .. }) => format!(", lay a tmpfs at /{}", target.display()),
         Some(RootEntry::Overlay { target, .. }) => format!(", lay an overlay at /{}", target.display()),
         Some(RootEntry::Laid { target, .. }) => format!(", lay a file over /{}", target.display()),

@@ -76,6 +76,14 @@ fn copy_checked(path: &CStr, device: u64, inode: u64) -> Result<OwnedFd, Errno> 
     if (found.st_dev, found.st_ino) == (device, inode) { Ok(again) } else { Err(Errno::STALE) }
 }
 
+/// What was sent, or a copy made here, which `copy` keeps.
+fn child_tree<'a>(from: &ChildTree, trees: &'a [Option<OwnedFd>], copy: &'a mut Option<OwnedFd>) -> Result<&'a OwnedFd, Errno> {
+    match from {
+        ChildTree::Sent(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF),
+        ChildTree::Path { path, device, inode } => Ok(copy.insert(copy_checked(path, *device, *inode)?)),
+    }
+}
+
 /// A copy of a mount, not attached anywhere. AT_RECURSIVE: without it a directory with
 /// mounts below it is refused (EINVAL), as it would uncover what they hide.
 pub(super) fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
@@ -341,20 +349,25 @@ pub(super) fn make_entry(
             place(tree, root, target)
         }
         Entry::Tree { from, target, rules } => {
-            let copy;
-            let tree = match from {
-                ChildTree::Sent(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
-                ChildTree::Path { path, device, inode } => {
-                    copy = copy_checked(path, *device, *inode)?;
-                    &copy
-                }
-            };
+            let mut copy = None;
+            let tree = child_tree(from, trees, &mut copy)?;
             let flags = if layers.has(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
             set(tree, u64::from(flags.bits()), true)?;
             place(tree, root, target)?;
             apply_rules(tmpfs, tree, rules).map_err(|(errno, _)| errno)
         }
-        Entry::Tmpfs { from, target } => place(copy_tree(open_own(files, from)?, c"")?, root, target),
+        Entry::Socket { from, target } => {
+            let mut copy = None;
+            let socket = child_tree(from, trees, &mut copy)?;
+            set(socket, attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC, false)?;
+            place(socket, root, target)
+        }
+        Entry::Tmpfs { from, target, writable } => {
+            let copy = copy_tree(open_own(files, from)?, c"")?;
+            let read_only = if *writable { 0 } else { attr::RDONLY };
+            set(&copy, read_only | attr::NOSUID | attr::NODEV, false)?;
+            place(copy, root, target)
+        }
         Entry::Overlay { layers, changes, target, executable } => {
             let layers = open_layers(tmpfs, layers, trees)?;
             let changes = changes.as_ref().map(|[upper, work]| Ok([open_own(files, upper)?, open_own(files, work)?])).transpose()?;

@@ -87,6 +87,12 @@ pub(super) fn loosened_paths(ceiling: &Policy, policy: &Policy, out: &mut Vec<Di
             "code can read and write them; none is a disk or the host's memory"
         }));
     }
+    let sockets: Vec<String> =
+        policy.filesystem.sockets.iter().filter(|pattern| !ceiling.filesystem.sockets.contains(pattern)).cloned().collect();
+    if !sockets.is_empty() {
+        let difference = Difference::new(Area::Files, "[filesystem] sockets", "sockets that a caller of `stockade bwrap` may show");
+        out.push(difference.items(sockets).consequence("code can speak to the programs of the host that listen there"));
+    }
     for (name, runtime) in &policy.runtimes {
         let Some(venv) = &runtime.venv else { continue };
         let same = ceiling.runtimes.get(name).is_some_and(|other| other.venv.as_ref() == Some(venv));

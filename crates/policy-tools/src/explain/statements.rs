@@ -63,6 +63,10 @@ fn read(policy: &Policy) -> Statements {
     out.list("host paths, if they exist", paths(policy, |visible| visible.optional));
     out.text("permissions: those of the run's user on the host");
     out.list("device nodes, also writable", policy.filesystem.devices.iter().map(|name| format!("/dev/{name}")).collect());
+    if !policy.filesystem.sockets.is_empty() {
+        let sockets = policy.filesystem.sockets.clone();
+        out.list("sockets of the caller's own that `stockade bwrap --bind` may show; code can speak to who listens there", sockets);
+    }
     out.list("masked in /proc", PROC_MASKS.iter().map(|name| format!("/proc/{name}")).collect());
     out.text("/proc: read-only, the sandbox's processes only. It shows memory, load, CPUs and kernel version of the host.");
     out.text("/etc: passwd, group, hosts and a few more files are made for the sandbox");

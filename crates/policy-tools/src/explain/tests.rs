@@ -30,6 +30,7 @@ fn changes() -> Vec<(String, String, String)> {
         ("filesystem.root.image", "[filesystem]\nroot = { image = \"python:3.12\" }"),
         ("filesystem.images", "[filesystem]\nimages = { remove = [\"*\"] }"),
         ("filesystem.writable_root", "[filesystem]\nwritable_root = true"),
+        ("filesystem.sockets", "[filesystem]\nsockets = { add = [\"/srv/proxy.sock\"] }"),
         ("identity.user", "[identity]\nuser = \"somebody\""),
         ("identity.uid", "[identity]\nuid = 1234"),
         ("identity.gid", "[identity]\ngid = 1234"),

@@ -188,6 +188,7 @@ fn is_covered(entry: &RootEntry, later: &[RootEntry]) -> bool {
             | RootEntry::Tree { target, .. }
             | RootEntry::Tmpfs { target, .. }
             | RootEntry::Overlay { target, .. }
+            | RootEntry::Socket { target, .. }
             | RootEntry::Laid { target, .. } => Some(target),
             _ => None,
         }

@@ -168,11 +168,22 @@ pub enum RootEntry {
         /// Its path.
         target: PathBuf,
     },
-    /// A directory of the root tmpfs, laid elsewhere, and writable there.
+    /// A directory of the root tmpfs, laid elsewhere.
     Tmpfs {
         /// Its path in the root tmpfs.
         from: PathBuf,
         /// Where it is laid.
+        target: PathBuf,
+        /// Code may write there.
+        writable: bool,
+    },
+    /// A Unix socket of the host, laid likewise: code may speak to its owner.
+    Socket {
+        /// Its place in the view's list.
+        index: usize,
+        /// The host's path.
+        source: PathBuf,
+        /// Its path.
         target: PathBuf,
     },
     /// A file of a view.
@@ -209,6 +220,9 @@ pub struct TreePlan {
     /// Protected paths below it.
     #[serde(serialize_with = "as_text")]
     pub protected: Vec<(PathBuf, PathKindName, Protection)>,
+    /// Paths below it over which something is laid. Where the host has none, an empty file or directory is
+    /// made there for the time of the run.
+    pub mount_points: Vec<(PathBuf, PathKindName)>,
 }
 
 /// The writable directory of one run.
@@ -546,6 +560,14 @@ impl Plan {
         self.root.iter().any(|entry| matches!(entry, RootEntry::Image { writable: true, .. }))
     }
 
+    /// Unix sockets of the host that the root shows.
+    pub fn host_sockets(&self) -> impl Iterator<Item = &Path> {
+        self.root.iter().filter_map(|entry| match entry {
+            RootEntry::Socket { source, .. } => Some(source.as_path()),
+            _ => None,
+        })
+    }
+
     /// Mount points inside that may be writable.
     pub fn writable_mounts(&self) -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = self
@@ -555,7 +577,7 @@ impl Plan {
                 RootEntry::Writable { target }
                 | RootEntry::Devpts { target }
                 | RootEntry::Tree { target, .. }
-                | RootEntry::Tmpfs { target, .. }
+                | RootEntry::Tmpfs { target, writable: true, .. }
                 | RootEntry::Overlay { target, changes: Some(_), .. }
                 | RootEntry::Laid { target, writable: true, .. } => Some(Path::new("/").join(target)),
                 RootEntry::Image { writable: true, .. } => Some(PathBuf::from("/")),
@@ -590,6 +612,7 @@ impl Plan {
                 | RootEntry::Tmpfs { target, .. }
                 | RootEntry::Overlay { target, .. }
                 | RootEntry::Laid { target, .. }
+                | RootEntry::Socket { target, .. }
                 | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
                 _ => None,
             })

@@ -2,9 +2,10 @@
 //! ones over earlier ones.
 //!
 //! The policy's `[filesystem]` is the host as such a caller sees it: what it does not show does not
-//! exist. Nothing is ever made below a directory of the host: an operation there can only lie over
-//! what is there already. `/proc`, `/dev`, `/sys`, `/run/stockade` and `/.view` are the sandbox's own,
-//! and no operation reaches them. It does not mount anything.
+//! exist. Below a directory of the host an operation can only lie over what is there already, or, where
+//! code may write, over an empty mount point that ends with the run. `/proc`, `/dev`, `/sys`,
+//! `/run/stockade` and `/.view` are the sandbox's own, and no operation reaches them. It does not mount
+//! anything.
 
 use std::{
     collections::BTreeSet,
@@ -14,13 +15,14 @@ use std::{
 use stockade_protocol::Limits;
 
 use super::{
-    HostScratch, Identity, MAX_LAYERS, PathKindName, Protection, RootEntry, RunRequest, TreePlan, UserNamespaces,
+    HostScratch, HostSocket, Identity, MAX_LAYERS, PathKindName, Protection, RootEntry, RunRequest, TreePlan, UserNamespaces,
     root::{RootBuilder, is_program_directory, plan_cpus, plan_dev, plan_etc, plan_passwd, plan_proc, plan_terminal},
 };
 use crate::{
     facts::{HostFacts, PathKind},
     filter::CLOSING,
     model::{Access, Policy},
+    sockets,
 };
 
 /// The private scratch of a run with a view, and its first working directory.
@@ -80,6 +82,13 @@ pub enum ViewEntry {
         target: PathBuf,
         /// Code may change it; what it writes is in memory, and gone after the run.
         writable: bool,
+    },
+    /// A Unix socket of the host: the next of `RunRequest::sockets`.
+    Socket {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
     },
     /// An empty writable directory.
     Tmpfs {
@@ -147,6 +156,7 @@ impl ViewEntry {
             ViewEntry::Show { target, .. }
             | ViewEntry::Tree { target, .. }
             | ViewEntry::Overlay { target, .. }
+            | ViewEntry::Socket { target, .. }
             | ViewEntry::Tmpfs { target, .. }
             | ViewEntry::Directory { target, .. }
             | ViewEntry::Link { target, .. }
@@ -200,6 +210,10 @@ pub enum ViewError {
     NotMade(PathBuf),
     #[error("--bind {}: its file system cannot be idmapped: {why}; bind a directory of another file system", path.display())]
     NoIdmap { path: PathBuf, why: String },
+    #[error("--bind {}: policy `{policy}` does not show this socket; add it to [filesystem] sockets in a policy of your own, if code may speak to its owner", path.display())]
+    SocketNotShown { policy: String, path: PathBuf },
+    #[error("--bind {}: a socket of this name is never shown: who speaks to it acts as its owner outside; let a program of your own listen, which passes on what code may ask", .0.display())]
+    SocketActs(PathBuf),
 }
 
 impl ViewError {
@@ -220,6 +234,8 @@ impl ViewError {
             ViewError::Layer { .. } => "view_layer_unusable",
             ViewError::NotMade(_) => "view_not_made",
             ViewError::NoIdmap { .. } => "scratch_not_idmappable",
+            ViewError::SocketNotShown { .. } => "view_socket_not_shown",
+            ViewError::SocketActs(_) => "view_socket_never_shown",
         }
     }
 }
@@ -241,6 +257,8 @@ struct ViewBuilder<'a> {
     /// The last one that a path lies in is what is there.
     regions: Vec<(PathBuf, Region)>,
     links: BTreeSet<PathBuf>,
+    /// Where sockets are shown.
+    sockets: Vec<PathBuf>,
     trees: Vec<TreePlan>,
     writable: Vec<PathBuf>,
     stored: usize,
@@ -280,14 +298,23 @@ pub(super) fn plan_view(
         facts,
         regions: vec![(PathBuf::from("/"), Region::Own(PathBuf::from("/")))],
         links: BTreeSet::new(),
+        sockets: Vec::new(),
         trees: Vec::new(),
         writable: vec![PathBuf::from("/dev/shm")],
         stored: 0,
     };
     let mut opened = run_request.trees.iter();
-    for entry in &view.entries {
+    let mut sockets = run_request.sockets.iter().enumerate();
+    for (entry, later) in view.entries.iter().enumerate().map(|(at, entry)| (entry, view.entries.get(at + 1..).unwrap_or_default())) {
         builder.check(entry)?;
         match entry {
+            // Callers pin directories so, below what they bind writable afterwards.
+            ViewEntry::Show { target, .. } if is_covered(target, later) => {}
+            ViewEntry::Socket { source, target } => {
+                let socket = sockets.next().filter(|(_, socket)| socket.path == *source);
+                let (index, socket) = socket.ok_or_else(|| ViewError::Missing(source.clone()))?;
+                builder.socket(index, socket, target)?;
+            }
             ViewEntry::Show { source, target, optional } => builder.show(source, target, *optional, identity)?,
             ViewEntry::Tree { source, target } => {
                 let scratch = opened.next().ok_or_else(|| ViewError::Missing(source.clone()))?;
@@ -322,7 +349,7 @@ impl ViewBuilder<'_> {
     fn check(&self, entry: &ViewEntry) -> Result<(), ViewError> {
         let target = entry.target();
         let source = match entry {
-            ViewEntry::Tree { source, .. } => Some(source),
+            ViewEntry::Tree { source, .. } | ViewEntry::Socket { source, .. } => Some(source),
             _ => None,
         };
         let mut paths = std::iter::once(target).chain(source.into_iter().chain(entry.shown()).map(PathBuf::as_path));
@@ -330,10 +357,12 @@ impl ViewBuilder<'_> {
         if let Some(wrong) = paths.find(|path| !is_plain(path)) {
             return Err(ViewError::Malformed(wrong.to_path_buf()));
         }
-        let is_covered =
-            matches!(entry, ViewEntry::Show { .. } | ViewEntry::Overlay { .. } | ViewEntry::Tree { .. } | ViewEntry::Data { .. });
+        let covers = matches!(
+            entry,
+            ViewEntry::Show { .. } | ViewEntry::Overlay { .. } | ViewEntry::Tree { .. } | ViewEntry::Socket { .. } | ViewEntry::Data { .. }
+        );
         let is_over =
-            |ours: &&&str| target.starts_with(ours) || (is_covered && target != Path::new("/") && Path::new(ours).starts_with(target));
+            |ours: &&&str| target.starts_with(ours) || (covers && target != Path::new("/") && Path::new(ours).starts_with(target));
         match OURS.iter().find(is_over) {
             Some(_) => Err(ViewError::Ours(target.to_path_buf())),
             None => Ok(()),
@@ -361,8 +390,20 @@ impl ViewBuilder<'_> {
         }
     }
 
-    /// Makes a mount point, where the root's own file system is there. The host's must have it.
+    /// Makes a mount point, where the root's own file system is there. What code may write of the host
+    /// gets one for the time of the run; elsewhere the host must have it.
     fn place(&mut self, target: &Path, kind: PathKind) -> Result<(), ViewError> {
+        if let Some((tree, below)) = self.tree_at(target).filter(|(_, below)| !below.as_os_str().is_empty()) {
+            let is_hidden = |(above, _, how): &&(PathBuf, _, _)| *how == Protection::Hidden && below != *above && below.starts_with(above);
+            if let Some((above, ..)) = tree.protected.iter().find(is_hidden) {
+                return Err(ViewError::OnHost { target: target.to_path_buf(), host: tree.target.join(above) });
+            }
+            let kind = if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
+            if !tree.mount_points.iter().any(|(path, _)| *path == below) {
+                tree.mount_points.push((below, kind));
+            }
+            return Ok(());
+        }
         if !matches!(self.region(target).1, Region::Own(_)) {
             return Ok(());
         }
@@ -402,13 +443,21 @@ impl ViewBuilder<'_> {
         if target == Path::new("/") {
             return Err(ViewError::Root("--tmpfs"));
         }
-        // A new directory each time: what was below the path is covered.
+        self.lay_directory(target, mode, true)
+    }
+
+    /// A new directory each time: what was below the path is covered.
+    fn lay_directory(&mut self, target: &Path, mode: u32, writable: bool) -> Result<(), ViewError> {
         let is_new = matches!(self.region(target).1, Region::Own(_)) && self.own(target).is_ok_and(|at| !self.root.is_made(&at));
         let real = if is_new { self.own(target)? } else { self.stored() };
         self.root.directory(&real, mode);
         self.place(target, PathKind::Directory)?;
-        self.root.entries.push(RootEntry::Tmpfs { from: RootBuilder::relative(&real), target: RootBuilder::relative(target) });
-        self.writable.push(target.to_path_buf());
+        self.pin(target);
+        let (from, at) = (RootBuilder::relative(&real), RootBuilder::relative(target));
+        self.root.entries.push(RootEntry::Tmpfs { from, target: at, writable });
+        if writable {
+            self.writable.push(target.to_path_buf());
+        }
         self.cover(target, Region::Own(real));
         Ok(())
     }
@@ -501,7 +550,27 @@ impl ViewBuilder<'_> {
         let kind = |kind: PathKind| if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
         let protected = scratch.protected.iter().map(|(path, found, protection)| (path.clone(), kind(*found), *protection)).collect();
         self.cover(target, Region::Tree(self.trees.len()));
-        self.trees.push(TreePlan { source: scratch.path.clone(), target: target.to_path_buf(), protected });
+        let (source, target) = (scratch.path.clone(), target.to_path_buf());
+        self.trees.push(TreePlan { source, target, protected, mount_points: Vec::new() });
+        Ok(())
+    }
+
+    fn socket(&mut self, index: usize, socket: &HostSocket, target: &Path) -> Result<(), ViewError> {
+        let path = &socket.path;
+        if sockets::is_never_shown(path) {
+            return Err(ViewError::SocketActs(path.clone()));
+        }
+        if !self.policy.filesystem.sockets.iter().any(|pattern| sockets::matches(pattern, path)) {
+            return Err(ViewError::SocketNotShown { policy: self.policy.name.clone(), path: path.clone() });
+        }
+        if let Some(why) = &socket.idmap_refusal {
+            return Err(ViewError::NoIdmap { path: path.clone(), why: why.clone() });
+        }
+        self.place(target, PathKind::File)?;
+        self.pin(target);
+        self.root.entries.push(RootEntry::Socket { index, source: path.clone(), target: RootBuilder::relative(target) });
+        self.cover(target, Region::Host);
+        self.sockets.push(target.to_path_buf());
         Ok(())
     }
 
@@ -539,6 +608,10 @@ impl ViewBuilder<'_> {
         }
         let parts = self.shown_by_policy().filter(|(path, ..)| path.starts_with(source));
         let parts: Vec<_> = parts.map(|(path, led, kind)| (path.to_path_buf(), led.to_path_buf(), kind)).collect();
+        if parts.is_empty() && self.facts.empty.contains(source) {
+            // Callers cover a directory by it. It is the sandbox's own, whatever the host's holds later.
+            return self.lay_directory(target, 0o755, false);
+        }
         if parts.is_empty() {
             return match optional {
                 true => Ok(()),
@@ -558,7 +631,10 @@ impl ViewBuilder<'_> {
         let is_used = |path: &Path| path.starts_with(target) && !OURS.iter().any(|ours| path.starts_with(ours));
         let is_base = |path: &Path| OURS.iter().any(|ours| Path::new(ours).starts_with(path));
         let below = |path: &Path| is_used(path) && !is_base(path);
-        if self.root.made.iter().any(|made| below(Path::new(made))) || self.regions.iter().any(|(at, _)| below(at)) {
+        // The whole of the host has a socket too, and the directories above it.
+        let is_way = |path: &Path| self.sockets.iter().any(|socket| socket.starts_with(path));
+        let is_made = self.root.made.iter().map(Path::new).any(|made| below(made) && !is_way(made));
+        if is_made || self.regions.iter().any(|(at, _)| below(at) && !self.sockets.contains(at)) {
             return Err(ViewError::PartsOver { path: source.to_path_buf(), target: target.to_path_buf() });
         }
         self.place(target, PathKind::Directory)?;
@@ -641,6 +717,11 @@ impl ViewBuilder<'_> {
             pin_above(tree, &below);
         }
     }
+}
+
+/// Whether a directory that code may write is bound over a path later.
+fn is_covered(target: &Path, later: &[ViewEntry]) -> bool {
+    later.iter().any(|entry| matches!(entry, ViewEntry::Tree { target: tree, .. } if target.starts_with(tree)))
 }
 
 /// Directories above a path of a tree cannot be renamed.
