@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +19,17 @@ EXAMPLES = Path(os.environ["STOCKADE_EXAMPLES"])
 
 # Some ordinary user, for root; no account is needed.
 NOBODY = 65534
+
+
+@pytest.fixture(scope="session")
+def bwrap(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The program, and the script of the package beside it."""
+    place = tmp_path_factory.mktemp("bin")
+    shutil.copy(os.environ["STOCKADE"], place / "stockade")
+    script = place / "stockade-bwrap"
+    script.write_text('#!/bin/sh\nexec "${0%/*}/stockade" bwrap "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +10,6 @@ import pytest
 from llm_sandbox import SandboxSession
 from llm_sandbox.exceptions import CommandFailedError, SandboxTimeoutError
 from llm_sandbox.local.config import LocalSandboxConfig
-
-PROGRAM = Path(os.environ["STOCKADE"])
-SCRIPT = '#!/bin/sh\nexec "${0%/*}/stockade" bwrap "$@"\n'
-
-
-@pytest.fixture(scope="module")
-def bwrap(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The program, and the script of the package beside it."""
-    place = tmp_path_factory.mktemp("bin")
-    shutil.copy(PROGRAM, place / "stockade")
-    script = place / "stockade-bwrap"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
-    return str(script)
 
 
 @pytest.fixture(scope="module")
