@@ -249,7 +249,7 @@ fn plan_image(image: &ImageFacts) -> ImageRoot {
 fn plan_working_directory(facts: &HostFacts, run_request: &RunRequest) -> Result<Option<PathBuf>, PlanError> {
     let Some(image) = &facts.image else { return Ok(None) };
     let Some((path, there)) = &image.working_directory else { return Ok(None) };
-    if run_request.scratch.is_some() || !matches!(run_request.program, Program::Command(_)) {
+    if run_request.session || run_request.scratch.is_some() || !matches!(run_request.program, Program::Command(_)) {
         return Ok(None);
     }
     let is_plain = path.is_absolute() && path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
@@ -529,7 +529,8 @@ fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, sc
     let (language, file) = match &run_request.program {
         Program::Command(command) => {
             let command = match &facts.image {
-                Some(image) if command.is_empty() && image.command.is_empty() => {
+                // A session starts nothing itself; each of its requests says what it starts.
+                Some(image) if command.is_empty() && image.command.is_empty() && !run_request.session => {
                     return Err(PlanError::NoCommand { image: image.title() });
                 }
                 Some(image) if command.is_empty() => &image.command,

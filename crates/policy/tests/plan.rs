@@ -160,6 +160,18 @@ fn what_an_image_sets_is_used_where_neither_request_nor_sandbox_says_otherwise()
 }
 
 #[test]
+fn a_session_opens_in_an_image_whose_own_command_or_directory_cannot_be_used() {
+    let policy = load_shipped("default").unwrap();
+    let mut image = image();
+    image.command.clear();
+    image.working_directory = Some((PathBuf::from("srv/app"), None));
+    let facts = HostFacts { image: Some(image), ..facts(true) };
+    planned(&policy, &facts, &RunRequest { session: true, ..RunRequest::default() }).unwrap();
+    // The control: a run by itself needs both.
+    refused(planned(&policy, &facts, &RunRequest::default()), "image_without_command", true);
+}
+
+#[test]
 fn an_image_that_cannot_be_run_as_asked_is_refused() {
     let policy = load_shipped("default").unwrap();
     let refuse = |change: &dyn Fn(&mut ImageFacts), request: &RunRequest, reason| {
