@@ -155,6 +155,34 @@ fn identity_directory_and_variables_are_bubblewraps() {
     assert_eq!(said(&here), (Some(0), format!("{}\n", text(&tree))), "{}", error(&here));
 }
 
+test!(Both, no_open_descriptor_is_a_working_directory, needs[Program("bwrap")]);
+/// As CVE-2024-21626 of runc: by name, and by a link that earlier code has left.
+fn no_open_descriptor_is_a_working_directory() {
+    let (host, tree) = (tree_named("host"), tree_named("tree"));
+    fs::write(host.join("secret"), "").unwrap();
+    symlink("/proc/self/fd/9", tree.join("link")).unwrap();
+    symlink(".", tree.join("plain")).unwrap();
+    let starts = |of: &[&str], directory: &str| {
+        let script = format!("exec 9<'{}' && exec \"$@\"", host.display());
+        let mut command = run_under(&["sh", "-c", &script, "sh"]);
+        command.args(of).args(words(&format!("{PROGRAMS} --bind {} /w --chdir {directory} -- /bin/ls", text(&tree))));
+        command.output().unwrap()
+    };
+    let program = program_path().unwrap();
+    let own = |directory: &str| starts(&[text(&program), "bwrap"], directory);
+    for directory in ["/proc/self/fd/9", "/w/link", "/proc/thread-self/fd/9", "/proc/self/root", "/proc/self/cwd"] {
+        let done = own(directory);
+        assert_eq!(said(&done), (Some(1), String::new()), "{directory}: {}", error(&done));
+        assert!(error(&done).contains(&format!("enter the working directory {directory}: ")), "{}", error(&done));
+    }
+    // The controls: a link that leads elsewhere, a directory of /proc, and the descriptor where it is open.
+    assert_eq!(said(&own("/w/plain")), (Some(0), String::from("link\nplain\n")));
+    assert!(said(&own("/proc/self")).1.contains("cmdline\n"));
+    for directory in ["/proc/self/fd/9", "/w/link"] {
+        assert_eq!(said(&starts(&["bwrap"], directory)), (Some(0), String::from("secret\n")), "{directory}");
+    }
+}
+
 test!(Both, the_sandbox_is_as_closed_as_bubblewraps_with_all_its_options, needs[Program("bwrap")]);
 fn the_sandbox_is_as_closed_as_bubblewraps_with_all_its_options() {
     let options = "--disable-userns --cap-drop ALL --unshare-user";

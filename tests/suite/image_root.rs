@@ -94,6 +94,45 @@ fn an_images_command_variables_and_directory_are_used_where_nothing_else_is_said
     assert!(done.status.code() == Some(2) && both_streams(&done).contains("names no command of its own"), "{}", both_streams(&done));
 }
 
+test!(Both, an_images_working_directory_leads_through_no_descriptor);
+/// As CVE-2024-21626 of runc.
+fn an_images_working_directory_leads_through_no_descriptor() {
+    let store = plain();
+    fs::write(directory().join("secret"), "").unwrap();
+    store.layer("linked", |tree| {
+        // Without it the links would lead nowhere in the image, and a directory be made above them.
+        fs::create_dir_all(tree.join("proc/self/fd/9")).unwrap();
+        symlink("/proc/self", tree.join("process")).unwrap();
+        symlink("/proc/self/fd/9", tree.join("open")).unwrap();
+        symlink("/srv/app", tree.join("plain")).unwrap();
+    });
+    let run = |working_dir: &str| {
+        store.image(
+            "linked",
+            &["programs", "own", "linked"],
+            json!({"env": ["PATH=/bin"], "working_dir": working_dir, "cmd": ["sh", "-c", "ls; pwd -P"]}),
+        );
+        let script = format!("exec 9<'{}' && exec \"$@\"", directory().display());
+        let mut command = run_under(&["sh", "-c", &script, "sh"]);
+        let of_store = store.command(&["run", "-q", "--image", "linked"]);
+        command
+            .arg(of_store.get_program())
+            .args(of_store.get_args())
+            .envs(of_store.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.output().unwrap()
+    };
+    for working_dir in ["/proc/self/fd/9", "/process/fd/9", "/open", "/proc/self/cwd"] {
+        let done = run(working_dir);
+        let said = both_streams(&done);
+        assert!(
+            done.status.code() != Some(0) && said.contains("the working directory") && !said.contains("secret"),
+            "{working_dir}: {said}"
+        );
+    }
+    // The control: a link that leads elsewhere is followed.
+    assert_eq!(both_streams(&run("/plain")), "/srv/app\n");
+}
+
 test!(Both, what_a_hostile_image_has_at_the_sandboxs_own_places_is_hidden);
 fn what_a_hostile_image_has_at_the_sandboxs_own_places_is_hidden() {
     let store = plain();

@@ -69,8 +69,11 @@ fn cve_2019_5736_the_hosts_program_is_not_overwritten() {
 test!(Both, cve_2024_21626_no_descriptor_leads_out);
 /// runc, CVE-2024-21626: a descriptor of the host's `/sys/fs/cgroup` was left open, and a
 /// working directory of `/proc/self/fd/7` led through it to the host's root. Here the
-/// executor is started with the descriptors that it is given and no other, and so is the
-/// program; the working directory is entered inside, by a path from the new root.
+/// sandbox's first process closes what it has of its caller before anything else, executor and
+/// program are started with the descriptors that they are given and no other, and no link of `/proc`
+/// to an open directory is followed to the working directory: of `--chdir` and an image's that is
+/// shown by `bwrap::no_open_descriptor_is_a_working_directory` and
+/// `image_root::an_images_working_directory_leads_through_no_descriptor`.
 fn cve_2024_21626_no_descriptor_leads_out() {
     let secret = token("descriptor");
     fs::write(directory().join("secret"), &secret).unwrap();

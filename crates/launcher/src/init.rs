@@ -99,11 +99,10 @@ pub fn spawn(privileged: bool, cgroup: &CgroupFacts, record: Option<&mut Record>
     let (status_read, status_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
     let (handover, childs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
     let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
-    let (launchers, lent) = (number(&handover), [number(&status_write), number(&childs)]);
+    let lent = [number(&status_write), number(&childs)];
     let shared = Arc::new(Shared {
         status_write: ManuallyDrop::new(status_write),
         handover: ManuallyDrop::new(childs),
-        launchers_handover: launchers,
         cpus: sched_getaffinity(None).ok(),
         data: OnceLock::new(),
         layers,

@@ -19,7 +19,7 @@ use std::{convert::Infallible, ffi::CString, mem::ManuallyDrop, sync::OnceLock};
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, FileType, Mode, mknodat, unlinkat},
+    fs::{AtFlags, FileType, Mode, OFlags, mknodat, unlinkat},
     io::Errno,
     mount::{MountPropagationFlags, mount_change},
     process::{DumpableBehavior, set_dumpable_behavior, setsid, umask},
@@ -45,6 +45,7 @@ use crate::{
     messages::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_TREES},
     registry::Record,
     sock_diag::SockDiag,
+    tree,
 };
 use confine::{
     die_with_launcher, drop_capabilities, enter_inner_namespace, forbid_core_dumps, limit_namespace_counts, limit_pending_signals,
@@ -116,8 +117,6 @@ pub(crate) struct Shared {
     /// nothing would tell it that they are gone with the child.
     pub(crate) status_write: ManuallyDrop<OwnedFd>,
     pub(crate) handover: ManuallyDrop<OwnedFd>,
-    /// The number of the launcher's end of it, which the child's table has too.
-    pub(crate) launchers_handover: u32,
     /// Where it may run.
     pub(crate) cpus: Option<CpuSet>,
     /// Set before the child gets the message `Plan`.
@@ -187,8 +186,9 @@ fn sequence(shared: &Shared) -> StepResult<Infallible> {
 fn unshare_namespaces(shared: &Shared) -> StepResult<()> {
     // Modes below are meant as written.
     umask(Mode::empty());
-    // Our copy of the launcher's end would hide its death from us.
-    shared.step(Step::AwaitLauncher, || process::close_range(shared.launchers_handover, shared.launchers_handover))?;
+    // Through one of a directory a path of `/proc` would lead back to the host (CVE-2024-21626), and
+    // our copy of the launcher's end would hide its death from us.
+    process::close_all_but([&*shared.status_write, &*shared.handover]).at(Step::AwaitLauncher)?;
     shared.step(Step::Namespaces, || unshare(namespaces(shared.layers)))?;
     shared.step(Step::NetworkNamespace, || unshare(flags::NEWNET))?;
     shared.step(Step::Loopback, net::bring_up_loopback)?;
@@ -348,11 +348,13 @@ impl<'p> Rooted<'p> {
     }
 }
 
-/// Enters the first directory that is there.
+/// Enters the first directory that is there. A caller, an image or earlier code has chosen the path, and
+/// this process still has descriptors of the set-up: a link of `/proc` to one of them is refused
+/// (ELOOP), wherever it stands on the path.
 fn enter_first(directories: &[CString]) -> Result<(), Errno> {
     let mut entered = Err(Errno::NOENT);
     for directory in directories {
-        entered = rustix::process::chdir(directory.as_c_str());
+        entered = tree::open_inside(directory.as_c_str(), OFlags::DIRECTORY).and_then(rustix::process::fchdir);
         if entered.is_ok() {
             break;
         }

@@ -53,6 +53,15 @@ pub(crate) fn open_unlinked(path: impl rustix::path::Arg) -> Result<OwnedFd, Err
     openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
+/// Opens a path inside the sandbox, after the pivot, following its links but those of `/proc` to open
+/// files, working directories and roots: any of them may lead to the host.
+///
+/// # Errors
+/// ELOOP for such a link, else what openat2(2) answers.
+pub(crate) fn open_inside(path: &CStr, more: OFlags) -> Result<OwnedFd, Errno> {
+    openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC | more, Mode::empty(), ResolveFlags::NO_MAGICLINKS)
+}
+
 /// Opens something below a directory: through no link, not above it, on no other file system.
 ///
 /// # Errors

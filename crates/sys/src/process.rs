@@ -27,6 +27,22 @@ pub fn close_range(first: u32, last: u32) -> Result<()> {
     unsafe { syscall(436, [first as usize, last as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
+/// Closes every descriptor but two.
+///
+/// # Errors
+/// ENOSYS before Linux 5.9.
+pub fn close_all_but(kept: [&OwnedFd; 2]) -> Result<()> {
+    let mut kept = kept.map(|fd| fd.as_raw_fd().unsigned_abs());
+    kept.sort_unstable();
+    let [low, high] = kept;
+    for (first, end) in [(0, low), (low + 1, high), (high + 1, u32::MAX)] {
+        if first < end {
+            close_range(first, end - 1)?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether a descriptor of this number is open.
 #[inline]
 pub fn is_open(number: u32) -> bool {

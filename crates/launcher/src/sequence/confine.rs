@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
-    fs::{Mode, OFlags, open, openat},
+    fs::{Mode, OFlags, openat},
     io::Errno,
     process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal},
     thread::CpuSet,
@@ -29,6 +29,7 @@ use super::{At, StepResult};
 use crate::{
     child_data::{ChildData, ChildRuleset},
     layers::{Layer, Layers},
+    tree,
 };
 
 /// So many of the usable CPUs, from this one on.
@@ -170,7 +171,7 @@ fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
 pub(super) fn ruleset<'f>(data: &ChildRuleset, programs: impl Iterator<Item = &'f OwnedFd>, step: Step) -> StepResult<OwnedFd> {
     let ruleset = landlock::create_ruleset(data.handled, data.scoped).at(step)?;
     for (index, (path, rights)) in data.rules.iter().enumerate() {
-        let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(step, index)?;
+        let parent = tree::open_inside(path.as_c_str(), OFlags::empty()).at_entry(step, index)?;
         // A right on directories is refused for a plain file (EINVAL).
         let is_directory =
             rustix::fs::fstat(&parent).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()).at_entry(step, index)?;
