@@ -282,6 +282,19 @@ fn a_callers_filter_answers_no_call_of_the_set_up() {
     assert_eq!(said(&bubblewrap(&options, &inputs, &then)), (Some(0), String::from("0 0 0 0\n")), "the control");
 }
 
+test!(Both, a_callers_filter_that_refuses_every_call_ends_the_start, needs[Program("bwrap")]);
+fn a_callers_filter_that_refuses_every_call_ends_the_start() {
+    // EPERM to all, and 0 to all, as if each had been done: exit_group(2) too.
+    for refuses in [0x0005_0001u32, 0x0005_0000] {
+        let filter = [&6u16.to_ne_bytes()[..], &[0, 0], &refuses.to_ne_bytes()].concat();
+        let done = ours(&format!("{PROGRAMS} --seccomp 5"), &[&filter], &["/bin/true"]);
+        assert_eq!(said(&done), (Some(1), String::new()), "{}", error(&done));
+        assert!(error(&done).contains("start the program /bin/true: "), "{}", error(&done));
+    }
+    let done = ours(&format!("{PROGRAMS} --seccomp 5"), &[&filter(true)], &["/bin/true"]);
+    assert_eq!(said(&done), (Some(0), String::new()), "the control: {}", error(&done));
+}
+
 test!(Both, what_is_shown_read_only_in_a_writable_directory_stays_in_its_place, needs[Program("bwrap")]);
 fn what_is_shown_read_only_in_a_writable_directory_stays_in_its_place() {
     let tree = tree_named("tree");
