@@ -295,6 +295,24 @@ fn a_callers_filter_that_refuses_every_call_ends_the_start() {
     assert_eq!(said(&done), (Some(0), String::new()), "the control: {}", error(&done));
 }
 
+test!(Both, no_socket_or_fifo_is_left_on_the_host, needs[Program("bwrap")]);
+fn no_socket_or_fifo_is_left_on_the_host() {
+    let tree = tree_named("tree");
+    let make = "import os, socket\n\
+                for act in (lambda: os.mkfifo('/tmp/w/fifo'), lambda: socket.socket(socket.AF_UNIX).bind('/tmp/w/socket'), lambda: open('/tmp/w/file', 'w')):\n\
+                \x20   try: act(); print(0)\n\
+                \x20   except OSError as e: print(e.errno)";
+    let (options, then) = (format!("{PROGRAMS} --tmpfs /tmp --bind {} /tmp/w", text(&tree)), ["/usr/bin/python3", "-c", make]);
+    assert_eq!(said(&ours(&options, &[], &then)), (Some(0), String::from("13\n13\n0\n")));
+    let names = || fs::read_dir(&tree).unwrap().count();
+    assert_eq!(names(), 1);
+    // The controls: where no directory of the host lies, and bubblewrap.
+    let own = format!("{PROGRAMS} --tmpfs /tmp --dir /tmp/w");
+    assert_eq!(said(&ours(&own, &[], &then)), (Some(0), String::from("0\n0\n0\n")));
+    assert_eq!(said(&bubblewrap(&options, &[], &then)), (Some(0), String::from("0\n0\n0\n")));
+    assert_eq!(names(), 3);
+}
+
 test!(Both, what_is_shown_read_only_in_a_writable_directory_stays_in_its_place, needs[Program("bwrap")]);
 fn what_is_shown_read_only_in_a_writable_directory_stays_in_its_place() {
     let tree = tree_named("tree");

@@ -11,6 +11,7 @@ use stockade_policy::{
     model::Degradable,
     plan::{HostScratch, HostSocket, Plan, PlanError, Program, Protection, RootEntry, RunRequest, View, ViewEntry, plan},
 };
+use stockade_protocol::landlock::access;
 
 fn facts() -> HostFacts {
     let directories =
@@ -358,4 +359,19 @@ fn sockets_are_shown_that_the_policy_names() {
 fn code_is_never_root_inside() {
     let plan = planned(&[show("/usr", "/usr")]).unwrap();
     assert_eq!(plan.identity.inside, (1234, 1234));
+}
+
+#[test]
+fn no_socket_or_fifo_is_made_in_a_directory_of_the_host_below_tmp() {
+    let rights = |entries: &[ViewEntry]| {
+        let plan = planned(entries).unwrap();
+        let rules = plan.landlock.rules.iter().filter(|rule| rule.path.starts_with("/tmp"));
+        rules.map(|rule| rule.rights & (access::MAKE_SOCK | access::MAKE_FIFO)).fold(0, |all, rights| all | rights)
+    };
+    for target in ["/tmp/w", "/tmp/a/b", "/tmp"] {
+        assert_eq!(rights(&[show("/", "/"), tmpfs("/tmp"), tree("/srv/work", target)]), 0, "{target}");
+    }
+    // The controls: without one, and with one beside it.
+    assert_ne!(rights(&[show("/", "/"), tmpfs("/tmp")]), 0);
+    assert_ne!(rights(&[show("/", "/"), tmpfs("/tmp"), tree("/srv/work", "/tmpx")]), 0);
 }

@@ -163,9 +163,15 @@ pub(super) fn plan_landlock(
             }
         }
     }
+    // A rule reaches through the mounts below its path.
+    let shows_tree = |path: &Path| {
+        root.iter().any(|entry| matches!(entry, RootEntry::Tree { target, .. } if Path::new("/").join(target).starts_with(path)))
+    };
     for path in writable {
-        // One place takes sockets and fifos; the probe of the receipt tries /dev/shm.
-        let rights = if path == temporary(scratch) { access::WRITE_TREE } else { access::WRITE_PLAIN };
+        // One place takes sockets and fifos, unless the host would get them; the probe of the receipt
+        // tries /dev/shm.
+        let takes_all = path == temporary(scratch) && !shows_tree(path);
+        let rights = if takes_all { access::WRITE_TREE } else { access::WRITE_PLAIN };
         rule(path, rights);
     }
     rule(&scratch.path, if scratch.read_only { access::READ | access::EXECUTE } else { access::WRITE_PLAIN });
