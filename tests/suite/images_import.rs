@@ -345,6 +345,10 @@ fn manifests_that_name_files_of_the_host_or_another_machine_are_refused() {
     refused(&directory().join("nothing"), &[], "neither index.json nor manifest.json");
     fs::write(directory().join("rubbish"), "rubbish").unwrap();
     refused(&directory().join("rubbish"), &[], "it is cut off");
+    // No process writes to it.
+    let fifo = directory().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    refused(&fifo, &[], "is neither a directory nor a file");
     for long in [Tar::new().pax("path", &"n/".repeat(2049)).file("x", ""), Tar::new().pax("linkpath", &"n".repeat(4097)).hard_link("x", "")]
     {
         fs::write(directory().join("long"), long.bytes()).unwrap();

@@ -42,6 +42,9 @@ pub enum ImportError {
     /// It is no image that this program knows.
     #[error("{} is neither an OCI image layout nor an archive of one nor one of `docker save`: it has neither index.json nor manifest.json", .0.display())]
     NoImage(PathBuf),
+    /// A fifo, a socket or a device.
+    #[error("{} is neither a directory nor a file, and an archive is read in several places; write it to a file", .0.display())]
+    NoFile(PathBuf),
     /// A blob that is not there.
     #[error("{what} is missing from the image; make the archive or layout again, with all its layers")]
     Missing {

@@ -158,9 +158,9 @@ fn end_by(signal: Signal) {
 fn import_image(writer: &Writer, task: &ImportTask) -> Result<(), ImportError> {
     sweep_at_signals()?;
     raise_descriptors()?;
-    let file = File::open(&task.from).attempt("open", &task.from)?;
-    let source = if file.metadata().attempt("look at", &task.from)?.is_dir() {
-        Source::Layout(Layout::open(&task.from)?)
+    let (file, is_directory) = source::open(&task.from)?;
+    let source = if is_directory {
+        Source::Layout(Layout::of(&task.from, file))
     } else {
         let staging = writer.stage()?;
         let make = || {

@@ -4,7 +4,7 @@
 //! ignored, as the OCI image specification asks; a digest that is none, a missing field and an
 //! absurd number of layers are errors. It reads no file.
 
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use stockade_images::Digest;
 
 /// The most bytes of an index, manifest or configuration: registries accept 4 MiB.
@@ -125,6 +125,9 @@ pub enum ManifestError {
     /// It has neither what an index has, nor what a manifest has.
     #[error("the manifest has neither `manifests` nor `config` and `layers`")]
     Neither,
+    /// A configuration that could be a manifest too.
+    #[error("the image's configuration has `schemaVersion`, as manifests have: its digest could mean two images")]
+    Ambiguous,
     /// More layers than anybody makes.
     #[error("the image has {0} layers; at most {MAX_LAYERS} are taken")]
     Layers(usize),
@@ -231,6 +234,13 @@ pub struct Config {
     pub rootfs: RootFs,
 }
 
+/// What an index and a manifest have.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Kind {
+    schema_version: Option<IgnoredAny>,
+}
+
 /// How an image is run.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -264,6 +274,11 @@ pub struct RootFs {
 /// # Errors
 /// It is none, or of something else.
 pub fn config(text: &[u8], layers: usize, wanted: &Platform) -> Result<Config, ManifestError> {
+    // A digest names one image: what is read as a manifest has this field, and no configuration has.
+    let kind: Kind = parse("the image's configuration", text)?;
+    if kind.schema_version.is_some() {
+        return Err(ManifestError::Ambiguous);
+    }
     let config: Config = parse("the image's configuration", text)?;
     if config.rootfs.diff_ids.len() != layers {
         return Err(ManifestError::Count { layers, diff_ids: config.rootfs.diff_ids.len() });
@@ -344,5 +359,16 @@ mod tests {
         assert!(matches!(read(&manifest(&vec![layer.as_str(); 129])), Err(ManifestError::Layers(129))));
         assert!(matches!(read(r#"{"schemaVersion":1,"name":"x"}"#), Err(ManifestError::Version(1))));
         assert!(matches!(read(r#"{"schemaVersion":2}"#), Err(ManifestError::Neither)));
+    }
+
+    #[test]
+    fn what_is_a_manifest_is_no_configuration() {
+        let blob = format!(r#"{{"digest":"sha256:{}","size":1}}"#, "a".repeat(64));
+        let configuration = r#""os":"linux","architecture":"amd64","rootfs":{"diff_ids":[]}"#;
+        let both = format!(r#"{{"schemaVersion":2,"config":{blob},"layers":[],{configuration}}}"#);
+        assert!(matches!(document(both.as_bytes()), Ok(Document::Manifest(_))), "the control: it is a manifest");
+        let read = |text: &str| config(text.as_bytes(), 0, &Platform::host());
+        assert!(matches!(read(&both), Err(ManifestError::Ambiguous)));
+        assert!(read(&both.replace(r#""schemaVersion":2,"#, "")).is_ok(), "the control: without the field it is a configuration");
     }
 }

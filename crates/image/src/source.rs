@@ -9,7 +9,10 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{BufReader, Read, Seek},
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -171,14 +174,20 @@ enum Place {
     Link(Vec<u8>),
 }
 
+/// Opens what an image is imported from; true: it is a directory.
+///
+/// # Errors
+/// It cannot be opened, or is neither a directory nor a file. To open a fifo would wait for its writer.
+pub fn open(path: &Path) -> Result<(File, bool), ImportError> {
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path).attempt("open", path)?;
+    let kind = file.metadata().attempt("look at", path)?.file_type();
+    if kind.is_dir() || kind.is_file() { Ok((file, kind.is_dir())) } else { Err(ImportError::NoFile(path.to_owned())) }
+}
+
 impl Layout {
-    /// A layout in a directory.
-    ///
-    /// # Errors
-    /// It cannot be opened.
-    pub fn open(path: &Path) -> Result<Self, ImportError> {
-        let directory = File::open(path).attempt("open", path)?;
-        Ok(Layout { path: path.to_owned(), directory: directory.into() })
+    /// A layout in a directory, which is open.
+    pub fn of(path: &Path, directory: File) -> Self {
+        Layout { path: path.to_owned(), directory: directory.into() }
     }
 
     fn read(&self, name: &str) -> Result<Option<Blob>, ImportError> {
