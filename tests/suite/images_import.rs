@@ -435,8 +435,8 @@ fn who_reads_a_layer_has_given_up_its_rights() {
     let tree = directory().join("s/tree");
     fs::create_dir_all(&tree).unwrap();
     let own = std::process::id().to_string();
-    let unpack = ["--unpack", text(tree.parent().unwrap()), "tree", "1000", "1000", &own];
-    for words in [&unpack[..], &["--decompress", &own]] {
+    let unpack = ["--unpack", text(tree.parent().unwrap()), "tree", "1000", "1000", "70", &own];
+    for words in [&unpack[..], &["--decompress", "70", &own]] {
         let mut child =
             Command::new(&program).args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let status = || fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
@@ -447,11 +447,14 @@ fn who_reads_a_layer_has_given_up_its_rights() {
         let status = status();
         let found = ["CapEff:", "CapPrm:", "NoNewPrivs:"].map(|name| line(&status, name).unwrap_or_default());
         assert_eq!(found, ["0000000000000000", "0000000000000000", "1"]);
+        let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+        let cpu = limits.lines().find(|line| line.starts_with("Max cpu time")).unwrap();
+        assert_eq!(cpu.split_whitespace().collect::<Vec<_>>()[3..], ["70", "70", "seconds"], "what the import has left");
         child.kill().unwrap();
         child.wait().unwrap();
     }
     // Only as a child of the process that it is told.
-    let orphan = Command::new(&program).args(["--decompress", "1"]).stdin(Stdio::null()).output().unwrap();
+    let orphan = Command::new(&program).args(["--decompress", "70", "1"]).stdin(Stdio::null()).output().unwrap();
     assert!(String::from_utf8_lossy(&orphan.stderr).contains("could not tie its life"), "{orphan:?}");
 }
 

@@ -20,17 +20,19 @@ use stockade_sys::{
 
 use crate::error::ImportError;
 
-/// Seconds of CPU time for one layer, in each process.
+/// Seconds of CPU time that all processes of one import may use.
 pub const CPU_SECONDS: u64 = 1800;
 
-const LIMITS: [Limit; 6] = [
-    Resource::Stack.at_most(8 << 20),
-    Resource::Core.at_most(0),
-    Resource::AddressSpace.at_most(512 << 20),
-    Resource::Cpu.at_most(CPU_SECONDS),
-    Resource::Processes.at_most(0),
-    Resource::Descriptors.at_most(1024),
-];
+const fn limits(cpu_seconds: u64) -> [Limit; 6] {
+    [
+        Resource::Stack.at_most(8 << 20),
+        Resource::Core.at_most(0),
+        Resource::AddressSpace.at_most(512 << 20),
+        Resource::Cpu.at_most(cpu_seconds),
+        Resource::Processes.at_most(0),
+        Resource::Descriptors.at_most(1024),
+    ]
+}
 
 /// A whiteout, and no other device.
 const WHITEOUT: &[ArgumentCheck] = &[
@@ -71,15 +73,15 @@ const TREE_RIGHTS: u64 = access::READ
     | access::MAKE_SYM
     | access::REFER;
 
-/// Confines this process as a decompressor, child of `parent`.
+/// Confines this process as a decompressor, child of `parent`, with so much CPU time.
 ///
 /// # Errors
 /// The kernel refuses a step.
-pub fn decompressor(parent: Pid) -> Result<(), LockdownError> {
+pub fn decompressor(parent: Pid, cpu_seconds: u64) -> Result<(), LockdownError> {
     let lockdown = Lockdown {
         standard_kept: 3,
         descriptors: &[],
-        limits: &LIMITS,
+        limits: &limits(cpu_seconds),
         run_as: None,
         child_of: Some(parent),
         files: &[],
@@ -89,13 +91,14 @@ pub fn decompressor(parent: Pid) -> Result<(), LockdownError> {
     lockdown.finish()
 }
 
-/// Confines this process as an unpacker, child of `parent`, that has its tree and the store open.
-/// `below` opens the trees that it may read, which close again here.
+/// Confines this process as an unpacker, child of `parent`, with so much CPU time, that has its tree and the
+/// store open. `below` opens the trees that it may read, which close again here.
 ///
 /// # Errors
 /// The kernel refuses a step or has no Landlock, or a layer below is missing.
 pub fn unpacker(
     parent: Pid,
+    cpu_seconds: u64,
     store: BorrowedFd<'_>,
     tree: BorrowedFd<'_>,
     below: impl FnOnce() -> Result<Vec<OwnedFd>, Errno>,
@@ -104,7 +107,7 @@ pub fn unpacker(
     let lockdown = Lockdown {
         standard_kept: 3,
         descriptors: &kept,
-        limits: &LIMITS,
+        limits: &limits(cpu_seconds),
         run_as: None,
         child_of: Some(parent),
         files: &[],

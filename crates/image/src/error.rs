@@ -9,7 +9,7 @@ use stockade_sys::{
     lockdown::{LockdownError, LockdownStep},
 };
 
-use crate::{manifest::ManifestError, tar::TarError};
+use crate::{confine::CPU_SECONDS, manifest::ManifestError, tar::TarError};
 
 /// Why an image cannot be imported, or the store not be changed.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +106,9 @@ pub enum ImportError {
         /// Why not.
         why: String,
     },
+    /// Too much CPU time.
+    #[error("the processes that decompress and unpack the image's layers have used {CPU_SECONDS} s of CPU time, the most that they may")]
+    CpuTime,
     /// More than allowed.
     #[error("the image has more than {max} bytes when it is uncompressed; --max-size allows more")]
     TooLarge {

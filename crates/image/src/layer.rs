@@ -24,6 +24,10 @@ use std::{
     thread,
 };
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike,
+};
 use rustix::{
     fs::{StatVfs, statvfs},
     pipe::fcntl_setpipe_size,
@@ -105,7 +109,8 @@ impl Worker {
     fn start(arguments: &[OsString]) -> Result<Self, ImportError> {
         let program = "/proc/self/exe";
         let mut command = Command::new(program);
-        command.arg0("stockade-image").args(arguments).arg(std::process::id().to_string()).env_clear();
+        command.arg0("stockade-image").args(arguments);
+        command.args([cpu_left()?, u64::from(std::process::id())].map(|number| number.to_string())).env_clear();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().attempt("start", program)?;
         if let Some(input) = &child.stdin {
@@ -122,6 +127,8 @@ impl Worker {
         if status.success() {
             return Ok(None);
         }
+        // At its limit of CPU time the kernel kills it, and it says nothing.
+        cpu_left()?;
         let mut said = Vec::new();
         if let Some(stderr) = self.0.stderr.take() {
             stderr.take(MAX_ANSWER_LEN).read_to_end(&mut said).attempt("read", "the errors of the unpacking process")?;
@@ -131,12 +138,27 @@ impl Worker {
     }
 }
 
+/// Seconds of CPU time that are left for processes of this import: all of them are children of this one. Two
+/// that run at once may use as much each.
+fn cpu_left() -> Result<u64, ImportError> {
+    let used = children_cpu_time().attempt("measure the CPU time of", "the unpacking processes")?;
+    cpu_left_after(used).ok_or(ImportError::CpuTime)
+}
+
+/// Of all that have ended, in microseconds.
+fn children_cpu_time() -> nix::Result<u64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    Ok((usage.user_time() + usage.system_time()).num_microseconds().unsigned_abs())
+}
+
+fn cpu_left_after(used_microseconds: u64) -> Option<u64> {
+    CPU_SECONDS.checked_sub(used_microseconds.div_ceil(1_000_000)).filter(|left| *left > 0)
+}
+
 fn ending(status: ExitStatus) -> String {
     const SIGKILL: i32 = 9;
-    const SIGXCPU: i32 = 24;
     match status.signal() {
-        Some(SIGXCPU) => format!("it takes more than {CPU_SECONDS} s of CPU time"),
-        Some(SIGKILL) => "the process was killed: memory ran out, or it made a system call that it may not make".into(),
+        Some(SIGKILL) => "the process was killed: memory or CPU time ran out, or it made a system call that it may not make".into(),
         _ => format!("the process ended without a word ({status})"),
     }
 }
@@ -328,7 +350,7 @@ fn feed(
 /// Unpacks a layer into an empty directory.
 ///
 /// # Errors
-/// It is not what was promised, holds what no layer may, is too large, or the kernel refuses.
+/// It is not what was promised, holds what no layer may, is too large, takes too long, or the kernel refuses.
 pub fn unpack(
     blob: Blob,
     promised: &Promised<'_>,
@@ -396,6 +418,17 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
     use super::*;
+
+    #[test]
+    fn cpu_time_of_every_process_counts_and_the_last_second_is_the_end() {
+        let before = children_cpu_time().unwrap();
+        let script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        assert!(Command::new("sh").args(["-c", script]).status().unwrap().success());
+        assert!(children_cpu_time().unwrap() - before > 10_000);
+        assert_eq!([cpu_left_after(0), cpu_left_after(1)], [Some(CPU_SECONDS), Some(CPU_SECONDS - 1)], "the control");
+        let used = |seconds: u64| cpu_left_after(seconds * 1_000_000);
+        assert_eq!([used(CPU_SECONDS - 1), used(CPU_SECONDS), used(CPU_SECONDS + 60)], [Some(1), None, None]);
+    }
 
     #[test]
     fn bytes_and_inodes_stay_free() {

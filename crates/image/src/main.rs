@@ -10,6 +10,7 @@ use std::{
     io::{self, BufReader, Write},
     os::{fd::AsFd, unix::process::CommandExt},
     process::{Command, ExitCode},
+    str::FromStr,
     thread,
 };
 
@@ -256,20 +257,24 @@ fn malformed() -> String {
     "only this program itself starts it so".into()
 }
 
-fn parent(word: Option<&OsString>) -> Result<Pid, String> {
-    word.and_then(|word| word.to_str()?.parse().ok()).and_then(Pid::from_raw).ok_or_else(malformed)
+fn number<T: FromStr>(word: &OsString) -> Result<T, String> {
+    word.to_str().and_then(|word| word.parse().ok()).ok_or_else(malformed)
+}
+
+fn parent(word: &OsString) -> Result<Pid, String> {
+    Pid::from_raw(number(word)?).ok_or_else(malformed)
 }
 
 /// Decompresses stdin to stdout.
 fn run_decompressor(words: &[OsString]) -> Result<(), String> {
-    confine::decompressor(parent(words.first())?).map_err(|error| ImportError::Confine(error).to_string())?;
+    let [cpu_seconds, parent_pid] = words else { return Err(malformed()) };
+    confine::decompressor(parent(parent_pid)?, number(cpu_seconds)?).map_err(|error| ImportError::Confine(error).to_string())?;
     decompress(io::stdin().lock(), io::stdout().lock()).map_err(|error| error.to_string())
 }
 
 /// Unpacks stdin, and says on stdout what came of it.
 fn run_unpacker(words: &[OsString]) -> Result<(), String> {
-    let [store, tree, bytes, entries, below @ .., parent_pid] = words else { return Err(malformed()) };
-    let number = |word: &OsString| word.to_str().and_then(|word| word.parse().ok()).ok_or_else(malformed);
+    let [store, tree, bytes, entries, below @ .., cpu_seconds, parent_pid] = words else { return Err(malformed()) };
     let limits = Limits { bytes: number(bytes)?, entries: number(entries)? };
     let below: Vec<String> = below.iter().map(|word| word.clone().into_string()).collect::<Result<_, _>>().map_err(|_| malformed())?;
     umask(Mode::from_raw_mode(0o022));
@@ -283,7 +288,7 @@ fn run_unpacker(words: &[OsString]) -> Result<(), String> {
         .and_then(|tree| rustix::fs::openat(tree, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()))
         .map_err(|errno| format!("open the tree: {errno}"))?;
     let layers = || below.iter().map(|path| open_below(path)).collect();
-    confine::unpacker(parent(Some(parent_pid))?, store.as_fd(), tree.as_fd(), layers).map_err(|error| error.to_string())?;
+    confine::unpacker(parent(parent_pid)?, number(cpu_seconds)?, store.as_fd(), tree.as_fd(), layers).map_err(|error| error.to_string())?;
     let input = BufReader::with_capacity(BUFFER, io::stdin().lock());
     let done = Unpacker::new(tree, store, below, limits).unpack(input).map_err(|error| error.to_string())?;
     let said = serde_json::to_vec(&done).map_err(|error| error.to_string())?;
