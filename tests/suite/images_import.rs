@@ -211,6 +211,9 @@ fn links_are_followed_inside_the_image_and_never_outside() {
     refused_layer(&Tar::new().symlink("out", text(&outside)).hard_link("stolen", "out/secret"), "which is no file of this layer");
     refused_layer(&Tar::new().symlink("a", "b").symlink("b", "a").file("a/f", "x"), "more than 40 symbolic links");
     refused_layer(&Tar::new().file("a", "x").file("a/f", "x"), "its directory is a file");
+    // A name that asks for a mark is no directory, by no way.
+    refused_layer(&Tar::new().file("a/.wh..wh..opq/f", "x"), "a whiteout of no file");
+    refused_layer(&Tar::new().directory("a/").symlink("l", "a/.wh..wh..opq").file("l/f", "x"), "a whiteout of no file");
 }
 
 test!(Both, a_layer_is_unpacked_as_on_top_of_those_below);
@@ -220,6 +223,7 @@ fn a_layer_is_unpacked_as_on_top_of_those_below() {
         .hard_link("usr/sh2", "bin/sh")
         .file("usr/.wh.gone", "")
         .directory("opaque/")
+        .file("opaque/.wh..wh..opq", "")
         .file("opaque/.wh..wh..opq", "");
     let lower = base().file("usr/gone", "x").directory("opaque/").file("opaque/x", "x");
     import(&Layout::new(&[Layer::gzip(&lower), Layer::gzip(&upper)]).write("one"), &["--name", "one"]);
@@ -233,6 +237,14 @@ fn a_layer_is_unpacked_as_on_top_of_those_below() {
     let mut mark = [0; 4];
     let length = rustix::fs::getxattr(one[1].join("opaque"), "user.overlay.opaque", &mut mark).unwrap();
     assert_eq!(&mark[..length], b"y");
+    assert_eq!(fs::read_dir(one[1].join("opaque")).unwrap().count(), 0, "what asked for the mark is gone");
+    // What the layer hides it cannot link to, and the same without the whiteout is a copy.
+    let linked = Tar::new().directory("opaque/").hard_link("y", "opaque/x");
+    let layout = |tar: &Tar| Layout::new(&[Layer::gzip(&lower), Layer::gzip(tar)]);
+    let hides = Tar::new().file("opaque/.wh..wh..opq", "").hard_link("y", "opaque/x");
+    let output = imported(&layout(&hides).write("hides"), &["--name", "hides"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no file of this layer or of one below"), "{output:?}");
+    import(&layout(&linked).write("linked"), &["--name", "linked"]);
     // On another layer the same archive is another tree; a layer that only adds is one for all.
     let other = Layer::gzip(&Tar::new().directory("bin/").file("bin/sh", "other"));
     let adds = Layer::gzip(&Tar::new().directory("added/").file("added/f", "x"));

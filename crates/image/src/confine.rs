@@ -3,10 +3,11 @@
 //! The decompressor can read stdin, write stdout and use memory. The unpacker can besides make and
 //! remove directories, files, links and whiteouts in the one tree that it unpacks, and read the trees
 //! of the layers below; Landlock holds it to these, and without Landlock it does not start. Landlock does
-//! not cover times and extended attributes: code that takes the unpacker over can change those of the
-//! owner's files in the layers below too, which no tree's digest covers but for the mark of an opaque
-//! directory. Neither has a capability, a network, or another program to start. Those of root stay uid 0, which owns the store,
-//! and have no right but those of an owner.
+//! not cover times: code that takes the unpacker over can change those of the owner's files in the layers
+//! below too, which no tree's digest covers. Nor does it cover extended attributes, of which some are access
+//! lists and so modes: neither process has a call that sets one (`opaque.rs`). Neither has a capability, a
+//! network, or another program to start. Those of root stay uid 0, which owns the store, and have no right but
+//! those of an owner.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -45,7 +46,7 @@ const NO_PATH: &[ArgumentCheck] = &[ArgumentCheck::Null { argument: 1 }];
 const DECOMPRESSING: [CallRule; 4] =
     [any(__NR_rt_sigaction), any(__NR_rt_sigprocmask), IS_OPEN, CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE }];
 
-const UNPACKING: [CallRule; 14] = [
+const UNPACKING: [CallRule; 13] = [
     any(__NR_openat2),
     any(__NR_mkdirat),
     any(__NR_symlinkat),
@@ -56,7 +57,6 @@ const UNPACKING: [CallRule; 14] = [
     any(__NR_newfstatat),
     any(__NR_getdents64),
     any(__NR_lseek),
-    any(__NR_fsetxattr),
     any(__NR_fgetxattr),
     CallRule { number: __NR_mknodat, checks: WHITEOUT },
     CallRule { number: __NR_utimensat, checks: NO_PATH },
@@ -119,4 +119,51 @@ pub fn unpacker(
     let mut files = vec![FileRule { directory: tree, rights: TREE_RIGHTS }];
     files.extend(below.iter().map(|directory| FileRule { directory: directory.as_fd(), rights: access::READ }));
     Lockdown { files: &files, ..lockdown }.finish().map_err(ImportError::Confine)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::exit, reason = "a test may panic, and a confined process can only exit")]
+
+    use std::{
+        env,
+        os::unix::process::ExitStatusExt,
+        process::{Command, ExitStatus, Stdio, exit},
+    };
+
+    use rustix::fs::{Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, open};
+
+    use super::*;
+
+    const ACT: &str = "STOCKADE_TEST_OF_AN_UNPACKER";
+
+    fn act(act: &str) {
+        let directory = open(env::temp_dir(), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        if act.starts_with("confined") {
+            let parent = rustix::process::getppid().unwrap();
+            unpacker(parent, 10, directory.as_fd(), directory.as_fd(), || Ok(Vec::new())).unwrap();
+        }
+        // Whatever they answer; no file system has this name.
+        let _answer = match act.ends_with("set") {
+            true => fsetxattr(&directory, "stockade.none", b"x", XattrFlags::empty()),
+            false => fgetxattr(&directory, "stockade.none", &mut [0; 1]).map(drop),
+        };
+        exit(0);
+    }
+
+    #[test]
+    fn an_unpacker_that_sets_an_extended_attribute_ends() {
+        const SIGSYS: i32 = 31;
+        if let Ok(which) = env::var(ACT) {
+            act(&which);
+        }
+        let ended = |act: &str| -> ExitStatus {
+            let name = "confine::tests::an_unpacker_that_sets_an_extended_attribute_ends";
+            let mut command = Command::new(env::current_exe().unwrap());
+            command.args(["--exact", name]).env(ACT, act).stdout(Stdio::null()).status().unwrap()
+        };
+        assert_eq!(ended("confined set").signal(), Some(SIGSYS));
+        assert!(ended("confined get").success(), "the control: it is the call");
+        assert!(ended("set").success(), "the control: it is the filter");
+    }
 }

@@ -106,6 +106,16 @@ pub enum ImportError {
         /// Why not.
         why: String,
     },
+    /// What an unpacker that has been taken over made of a layer.
+    #[error(
+        "unpack layer {layer}: the process has made {what}, which no archive leads to: the archive has taken it over, so do not use this image"
+    )]
+    Made {
+        /// Which.
+        layer: Digest,
+        /// What it has made.
+        what: &'static str,
+    },
     /// Too much CPU time.
     #[error("the processes that decompress and unpack the image's layers have used {CPU_SECONDS} s of CPU time, the most that they may")]
     CpuTime,

@@ -39,6 +39,7 @@ use crate::{
     confine::CPU_SECONDS,
     decompress::{BUFFER, Compression},
     error::{Attempt, ImportError},
+    opaque,
     progress::Progress,
     source::Blob,
     tar::Section,
@@ -381,6 +382,7 @@ pub fn unpack(
     let too_much = || failed("its answer has more than it may make".into());
     budget.trees.bytes = budget.trees.bytes.checked_sub(done.bytes).ok_or_else(too_much)?;
     budget.trees.entries = budget.trees.entries.checked_sub(done.entries).ok_or_else(too_much)?;
+    opaque::mark(&target.store.join(target.tree), promised.diff_id)?;
     Ok(done)
 }
 

@@ -12,6 +12,7 @@ pub mod error;
 pub mod import;
 pub mod layer;
 pub mod manifest;
+pub mod opaque;
 pub mod progress;
 pub mod pull;
 pub mod show;

@@ -64,16 +64,16 @@ impl Contents {
     }
 }
 
-fn open_root(root: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_root(root: &Path) -> io::Result<OwnedFd> {
     Ok(fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-fn open_below(directory: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_below(directory: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     fs::openat(directory, name, flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// The names in a directory, sorted.
-fn names(directory: impl AsFd) -> Result<Vec<Vec<u8>>, Errno> {
+pub(crate) fn names(directory: impl AsFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     for entry in fs::Dir::read_from(directory)? {
         let name = entry?.file_name().to_bytes().to_vec();
@@ -85,7 +85,7 @@ fn names(directory: impl AsFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-fn look(directory: impl AsFd, name: &[u8]) -> Result<(FileType, Stat), Errno> {
+pub(crate) fn look(directory: impl AsFd, name: &[u8]) -> Result<(FileType, Stat), Errno> {
     let found = fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok((FileType::from_raw_mode(found.st_mode), found))
 }

@@ -25,11 +25,14 @@ use serde::{Deserialize, Serialize};
 use stockade_images::Dropped;
 use stockade_protocol::text::escape_bytes;
 
-use crate::tar::{Archive, Entry, Kind, TarError};
+use crate::{
+    opaque::ASKS,
+    tar::{Archive, Entry, Kind, TarError},
+};
 use tree::{Below, Here, Tree};
 
 /// The most directories above a file. `rm -r` and others of the host recurse into them.
-const MAX_DEPTH: usize = 128;
+pub const MAX_DEPTH: usize = 128;
 /// The longest path, in bytes: the path of its layer comes before it, and PATH_MAX is 4096.
 const MAX_PATH_LEN: usize = 3840;
 /// NAME_MAX.
@@ -40,8 +43,6 @@ const MAX_LINKS: usize = 40;
 const WHITEOUT: &[u8] = b".wh.";
 /// Begins what AUFS keeps for itself.
 const AUFS: &[u8] = b".wh..wh.";
-/// Hides all of its directory that is below.
-const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How much an unpacker may make.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +185,7 @@ impl Unpacker {
             // The root itself.
             return if entry.kind == Kind::Directory { Ok(()) } else { Err(Problem::NotADirectory.into()) };
         };
-        if name.starts_with(AUFS) && name != OPAQUE {
+        if name.starts_with(AUFS) && name != ASKS {
             return Ok(());
         }
         match entry.kind {
@@ -201,7 +202,7 @@ impl Unpacker {
     }
 
     fn make(&mut self, entry: &Entry, place: &Place, name: &[u8], archive: &mut Archive<impl BufRead>) -> Result<(), Failed> {
-        if name == OPAQUE {
+        if name == ASKS {
             return Ok(self.hide_all(place)?);
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
@@ -255,6 +256,8 @@ impl Unpacker {
                     real.truncate(end);
                     continue;
                 }
+                // A directory of this name would be one that asks no more.
+                ASKS => return Err(Problem::Whiteout),
                 _ => {}
             }
             let next = join(&real, &part)?;
@@ -265,7 +268,7 @@ impl Unpacker {
                 Here::Whiteout if make => {
                     self.count(0)?;
                     self.tree.remove(&next).and_then(|()| self.tree.make(&next)).map_err(refused("make the directory of"))?;
-                    self.tree.make_opaque(&next).map_err(refused("make the directory of"))?;
+                    self.make_opaque(&next)?;
                     None
                 }
                 Here::Whiteout => return Err(Problem::NotADirectory),
@@ -317,7 +320,7 @@ impl Unpacker {
             Err(Errno::EXIST) => {
                 let path = join(&place.real, name)?;
                 if matches!(self.tree.here(&path).map_err(refused("look at"))?, Here::Directory) {
-                    self.tree.make_opaque(&path).map_err(refused("make opaque"))?;
+                    self.make_opaque(&path)?;
                 }
                 Ok(())
             }
@@ -325,13 +328,18 @@ impl Unpacker {
         }
     }
 
+    /// What asks for the mark takes an inode.
+    fn make_opaque(&mut self, path: &[u8]) -> Result<(), Problem> {
+        self.count(0)?;
+        self.tree.make_opaque(path).map_err(refused("make opaque"))
+    }
+
     fn hide_all(&mut self, place: &Place) -> Result<(), Problem> {
         if place.real.is_empty() {
             return Err(Problem::OpaqueRoot);
         }
         self.done.refers_below = true;
-        self.tree.make_opaque(&place.real).map_err(refused("make opaque"))?;
-        Ok(())
+        self.make_opaque(&place.real)
     }
 
     fn directory(&mut self, place: &Place, name: &[u8]) -> Result<(), Problem> {
@@ -343,12 +351,8 @@ impl Unpacker {
                     return Ok(());
                 }
                 // What was there had hidden a directory below.
-                self.tree
-                    .remove(&path)
-                    .and_then(|()| self.tree.make(&path))
-                    .and_then(|()| self.tree.make_opaque(&path))
-                    .map_err(refused("make"))?;
-                Ok(())
+                self.tree.remove(&path).and_then(|()| self.tree.make(&path)).map_err(refused("make"))?;
+                self.make_opaque(&path)
             }
             Err(errno) => Err(Problem::Kernel("make", errno)),
         }

@@ -6,17 +6,16 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::{
-    fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, XattrFlags},
+    fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps},
     io::Errno,
 };
+
+use crate::opaque::{ASKS, OPAQUE};
 
 /// The mode of directories and programs.
 pub(super) const PROGRAM: Mode = Mode::from_raw_mode(0o755);
 /// The mode of other files.
 pub(super) const DATA: Mode = Mode::from_raw_mode(0o644);
-
-/// The mark of a directory that hides those of layers below (overlayfs.rst, "userxattr").
-pub const OPAQUE: &str = "user.overlay.opaque";
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
@@ -83,7 +82,7 @@ impl Tree {
 
     /// What an overlay of the layers below, under what this layer hides, shows at a path.
     pub(super) fn below(&self, path: &[u8]) -> Result<Below, Errno> {
-        if hides(&self.root, b"", path)? {
+        if hides(&self.root, b"", path, asks)? {
             return Ok(Below::Missing);
         }
         for layer in &self.below {
@@ -91,7 +90,7 @@ impl Tree {
             let full = [prefix, path].join(&b'/');
             let fd = match open_at(&self.store, &full, OFlags::PATH | OFlags::NOFOLLOW) {
                 Ok(fd) => fd,
-                Err(Errno::NOENT) if hides(&self.store, prefix, path)? => return Ok(Below::Missing),
+                Err(Errno::NOENT) if hides(&self.store, prefix, path, is_opaque)? => return Ok(Below::Missing),
                 Err(Errno::NOENT) => continue,
                 // A directory in the path is a file, a whiteout or a link here, and hides what is below.
                 Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Below::Missing),
@@ -113,8 +112,12 @@ impl Tree {
         fs::mkdirat(directory, name, PROGRAM)
     }
 
+    /// Asks the process that started this one to mark a directory (`opaque.rs`).
     pub(super) fn make_opaque(&self, path: &[u8]) -> Result<(), Errno> {
-        fs::fsetxattr(self.directory(path)?, OPAQUE, b"y", XattrFlags::empty())
+        match self.whiteout(&self.directory(path)?, ASKS) {
+            Err(Errno::EXIST) => Ok(()),
+            done => done,
+        }
     }
 
     pub(super) fn whiteout(&self, directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
@@ -137,7 +140,7 @@ impl Tree {
 }
 
 /// Whether a directory above `path` is opaque in this layer, or is not a directory.
-fn hides(base: &OwnedFd, prefix: &[u8], path: &[u8]) -> Result<bool, Errno> {
+fn hides(base: &OwnedFd, prefix: &[u8], path: &[u8], is_opaque: fn(&OwnedFd) -> Result<bool, Errno>) -> Result<bool, Errno> {
     for slash in path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at) {
         let above = if prefix.is_empty() { path[..slash].to_vec() } else { [prefix, &path[..slash]].join(&b'/') };
         match open_at(base, &above, OFlags::RDONLY | OFlags::DIRECTORY) {
@@ -151,11 +154,20 @@ fn hides(base: &OwnedFd, prefix: &[u8], path: &[u8]) -> Result<bool, Errno> {
     Ok(false)
 }
 
+/// Whether a directory of this layer is to be marked.
+fn asks(directory: &OwnedFd) -> Result<bool, Errno> {
+    match fs::statat(directory, ASKS, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Whether a directory hides those of layers below.
 ///
 /// # Errors
 /// The kernel refuses to look.
-pub fn is_opaque(directory: impl AsFd) -> Result<bool, Errno> {
+pub fn is_opaque(directory: &OwnedFd) -> Result<bool, Errno> {
     let mut value = [0; 2];
     match fs::fgetxattr(directory, OPAQUE, &mut value) {
         Ok(length) => Ok(&value[..length] == b"y"),
