@@ -5,11 +5,11 @@
 //! is data of the host's packages, yet it is parsed as strictly as anything from inside.
 //! Nothing is worded here for a person.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 use stockade_policy::model::{Policy, Runtime};
-use stockade_protocol::{Limits, Report, Verdict};
+use stockade_protocol::{LimitKey, Limits, Report, Verdict};
 
 use stockade_engine::{LoadedPolicy, Options, Refusal, admit::program_of, exec, load_policy, run_captured};
 
@@ -108,6 +108,9 @@ struct Answer {
     packages: Vec<Package>,
 }
 
+/// Milliseconds that an interpreter has for its answer, or the policy's wall clock where that is less:
+/// that of an image may never give one.
+const MAX_ANSWER_MS: u64 = 15_000;
 /// A run may list no more.
 const MAX_PACKAGES: usize = 20_000;
 
@@ -181,8 +184,15 @@ fn ask(name: &str, runtime: &Runtime, loaded: &LoadedPolicy, options: &Options) 
     let of_image = program_of(runtime, policy, options)?;
     let program = of_image.unwrap_or_else(|| doctor::interpreter_of(name, runtime, options));
     let question = question_for(&program);
-    let request = serde_json::json!({ "code": question.unwrap_or_default(), "language": name });
+    let wall = LimitKey::Wall.format(Some(answer_ms(policy)));
+    let limits = BTreeMap::from([(LimitKey::Wall.name(), wall)]);
+    let request = serde_json::json!({ "code": question.unwrap_or_default(), "language": name, "limits": limits });
     let report = exec(request.to_string().as_bytes(), options);
+    // The others are not asked either.
+    if report.verdict == Verdict::Cancelled {
+        let reason = report.reason.unwrap_or_default();
+        return Err(Refusal { verdict: report.verdict, reason, message: String::from("cancelled"), exec_errno: None });
+    }
     let is_refused = doctor::compiler_starts(&report);
     if !report.started && !is_refused {
         language.reason = Some(why_not(&report, &program, runtime, image_of(policy, options).is_none())?);
@@ -207,6 +217,11 @@ fn ask(name: &str, runtime: &Runtime, loaded: &LoadedPolicy, options: &Options) 
         language.version = version_by_option(name, &program, loaded, options);
     }
     Ok(language)
+}
+
+/// The wall clock of a question.
+fn answer_ms(policy: &Policy) -> u64 {
+    policy.limits.get(LimitKey::Wall).map_or(MAX_ANSWER_MS, |wall| wall.min(MAX_ANSWER_MS))
 }
 
 /// Whether a text can stand in a table and in a model's prompt as it is.
@@ -234,7 +249,8 @@ fn why_not(report: &Report, program: &Path, runtime: &Runtime, is_of_host: bool)
 /// The version that `--version` prints; of a program that prints none, such as dash, none.
 fn version_by_option(name: &str, program: &Path, loaded: &LoadedPolicy, options: &Options) -> Option<String> {
     // Its virtual environment is shown where it is the policy's language.
-    let policy = Policy { language: name.to_owned(), ..loaded.policy.clone() };
+    let mut policy = Policy { language: name.to_owned(), ..loaded.policy.clone() };
+    policy.limits.set(LimitKey::Wall, Some(answer_ms(&policy)));
     let loaded = LoadedPolicy { policy, filters: loaded.filters.clone() };
     let report = run_captured(&[program.to_str()?, "--version"], &loaded, options).ok().filter(|report| report.success)?;
     find_version(&[report.output.unwrap_or_default().0, report.error.0].concat())
