@@ -131,6 +131,7 @@ fn a_command_is_written_down() {
     let all = records(&log);
     assert_eq!((&all[1]["code"]["kind"], &all[1]["status"]), (&json!("command"), &json!(3)), "{all:?}");
     assert!(all[1]["receipt_sha256"].is_null() && all[1].get("output").is_none(), "streams passed through are not looked at");
+    assert!(all[1].get("image").is_none(), "{all:?}");
     let (_, said) = audit(&["tail"]);
     assert!(said.trim_end().ends_with("  /bin/sh -c echo words; exit 3"), "{said}");
     // A receipt can be found in the log.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::serve::Service;
 use crate::support::{
+    audit_log::{own_log, records},
     exec::{ExecResult, both_streams, exec, program_path, run_under, run_with_stdin, text},
     image_store::ImageStore,
     policy_dir::{PolicyDirectory, derived},
@@ -43,7 +44,7 @@ fn layer<'r>(done: &'r ExecResult, name: &str) -> &'r str {
 
 test!(Both, an_image_is_the_root_and_nothing_of_the_hosts_system_is_seen);
 fn an_image_is_the_root_and_nothing_of_the_hosts_system_is_seen() {
-    let store = plain();
+    let (store, log) = (plain(), own_log());
     let code = "for f in /usr/bin/python3 /etc/ld.so.cache /etc/alternatives; do [ -e $f ] && echo $f; done; cat /etc/own; cat /etc/passwd /etc/resolv.conf; \
                 ls /; echo x 2>/dev/null > /bin/new || echo read-only; echo $PATH $HOME; touch /tmp/a /dev/shm/b $HOME/c d && echo writable";
     let done = store.sh("plain", code);
@@ -56,6 +57,8 @@ fn an_image_is_the_root_and_nothing_of_the_hosts_system_is_seen() {
     let of_host = exec(json!({"language": "sh", "code": "[ -e /usr/bin/python3 ] && echo there"}));
     of_host.succeeded().expect(json!({"output": "there\n"}));
     let digest = done["receipt"]["image"].as_str().unwrap();
+    let recorded: Vec<_> = records(&log).into_iter().filter(|record| record["event"] == "run").map(|run| run["image"].clone()).collect();
+    assert_eq!(recorded, [json!(digest), Value::Null], "the audit log says whose files the code saw");
     assert!(layer(&done, "root_image").starts_with(&format!("plain@{digest}; read-only; its user \"postgres\" is not used")));
     let mounts = |done: &ExecResult| layer(done, "mounts").split(' ').next().unwrap().parse::<u32>().unwrap();
     assert!(mounts(&done) < mounts(&of_host), "{} mounts, and {} without an image", mounts(&done), mounts(&of_host));
@@ -206,7 +209,7 @@ fn a_policy_says_which_images_a_request_may_have() {
     let plain = ask("", Some("plain"));
     plain.expect(json!({"output": "own\n"}));
     let digest = plain["receipt"]["image"].as_str().unwrap().to_owned();
-    ask("images = { replace = [] }", Some("plain")).refused("image_not_allowed", &["lets no request name one", "plain@sha256:"]);
+    ask("images = { replace = [] }", Some("plain")).refused("image_not_allowed", &["image plain:", "lets no request name one"]);
     ask("images = { replace = [\"other\"] }", Some("plain")).refused("image_not_allowed", &["lets a request name only other"]);
     ask("images = { replace = [\"plain\"] }", Some("plain")).expect(json!({"output": "own\n"}));
     ask("images = { replace = [\"plain\"] }", Some(&digest)).expect(json!({"output": "own\n"}));
@@ -218,7 +221,11 @@ fn a_policy_says_which_images_a_request_may_have() {
     ask(root, None).expect(json!({"output": "own\n"}));
     ask(root, Some("plain")).expect(json!({"output": "own\n"}));
     ask(root, Some("other")).refused("image_not_allowed", &[]);
-    ask(root, Some("none")).refused("image_unknown", &[]);
+    // What the store has is not told to who may not use it.
+    for image in ["other", "missing", "none", &other] {
+        ask(root, Some(image)).refused("image_not_allowed", &[&format!("image {image}: ")]);
+    }
+    ask("images = { replace = [\"missing\"] }", Some("missing")).refused("image_unknown", &[]);
     ask("root = { image = \"missing\" }", None).broke("image_unknown", &["[filesystem] root", "missing"]);
     ask("", None).expect(json!({"output": "host\n"}));
 }

@@ -292,6 +292,9 @@ pub struct Event {
     /// Reports that are not listed here.
     #[serde(skip_serializing_if = "is_zero")]
     pub modules_omitted: u64,
+    /// The digest of the image that was the root; none: the host's directories were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// SHA-256 of the receipt's JSON; null where no sandbox was set up, and for a command
     /// without `--report`.
     pub receipt_sha256: Option<String>,
@@ -378,6 +381,7 @@ impl Event {
             verdict: self.verdict.as_ref().map(clip),
             reason: self.reason.as_ref().map(clip),
             begun: self.begun.as_ref().map(clip),
+            image: self.image.as_ref().map(clip),
             receipt_sha256: self.receipt_sha256.as_ref().map(clip),
             approval: self
                 .approval

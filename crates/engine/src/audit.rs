@@ -483,6 +483,7 @@ impl<'a> AuditRecorder<'a> {
             egress: egress(&report.egress, &self.audit.alerts),
             modules_omitted: met.map_or(0, |met| met.omitted + met.seen.len().saturating_sub(MAX_ENTRIES) as u64),
             modules: met.map_or(&[][..], |met| &met.seen).iter().take(MAX_ENTRIES).map(met_module).collect(),
+            image: report.receipt.as_ref().and_then(|receipt| receipt.image.clone()),
             receipt_sha256: receipt.map(|receipt| text::sha256(&receipt)),
             degraded: report.receipt.as_ref().map(|receipt| receipt.degraded.clone()).unwrap_or_default(),
             output: report.output.as_ref().and_then(|output| stream(&output.0, report.bytes.output)),
