@@ -211,9 +211,7 @@ impl Writer {
             return Ok(None);
         }
         match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && is_all => {
-                Err(ImageError::UnknownDigest { digest, store: self.store.path().to_owned() }.into())
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_all => Err(ImageError::UnknownDigest { digest }.into()),
             done => done.attempt("remove", path).map(|()| Some(digest)),
         }
     }

@@ -45,20 +45,16 @@ pub enum ImageError {
         why: &'static str,
     },
     /// The store has no image of this name.
-    #[error("the store {} has no image {name:?}; `stockade image ls` lists what it has, `stockade image import FILE` adds one", store.display())]
+    #[error("there is no image {name:?}; `stockade image ls` lists what there is, `stockade image import FILE` adds one")]
     UnknownName {
         /// The name.
         name: String,
-        /// The store.
-        store: PathBuf,
     },
     /// The store has no image of this digest.
-    #[error("the store {} has no image {digest}; `stockade image ls` lists what it has, `stockade image import FILE` adds one", store.display())]
+    #[error("there is no image {digest}; `stockade image ls` lists what there is, `stockade image import FILE` adds one")]
     UnknownDigest {
         /// The digest.
         digest: Digest,
-        /// The store.
-        store: PathBuf,
     },
     /// A file of the store says something else than this program writes.
     #[error("{}: {why}; `stockade image rm` removes the image, then import it again", path.display())]

@@ -157,7 +157,7 @@ impl Store {
                 return Ok((Some(name), digest));
             }
         }
-        Err(ImageError::UnknownName { name: name_or_digest.to_owned(), store: self.path.clone() })
+        Err(ImageError::UnknownName { name: name_or_digest.to_owned() })
     }
 
     fn digest_of(&self, name: &str) -> Result<Option<Digest>, ImageError> {
@@ -182,7 +182,7 @@ impl Store {
             Ok(record) if record.digest == *digest => Ok(record),
             Ok(record) => Err(ImageError::Damaged { path, why: format!("it is the record of {}", record.digest) }),
             Err(ImageError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
-                Err(ImageError::UnknownDigest { digest: digest.clone(), store: self.path.clone() })
+                Err(ImageError::UnknownDigest { digest: digest.clone() })
             }
             Err(error) => Err(error),
         }

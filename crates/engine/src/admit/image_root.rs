@@ -115,11 +115,20 @@ pub(crate) fn find(origin: Origin<'_>, policy: &Policy, options: &Options, ident
         Some(_) => ImageRootError::Asked(error),
         None => ImageRootError::OfPolicy { policy: policy.name.clone(), error },
     };
+    // What the store has besides is not said: who may not use an image learns nothing of it.
+    let not_allowed = || {
+        let (image, policy, allowed) = (text.to_owned(), policy.name.clone(), policy.filesystem.images.clone());
+        Err(ImageRootError::NotAllowed { image, policy, allowed }.into())
+    };
     let store = store(identity).map_err(worded)?;
-    let image = store.resolve(text).map_err(worded)?;
+    let image = match store.resolve(text) {
+        Err(ImageError::UnknownName { .. } | ImageError::UnknownDigest { .. }) if asked.is_some() && !is_listed(text, policy) => {
+            return not_allowed();
+        }
+        found => found.map_err(worded)?,
+    };
     if asked.is_some() && !is_allowed(&store, &image, text, policy) {
-        let (image, policy, allowed) = (title(&image), policy.name.clone(), policy.filesystem.images.clone());
-        return Err(ImageRootError::NotAllowed { image, policy, allowed }.into());
+        return not_allowed();
     }
     if let Some((runtime, _)) = options.interpreters.first() {
         return Err(ImageRootError::Interpreter { runtime: runtime.clone(), image: title(&image) }.into());
@@ -127,14 +136,22 @@ pub(crate) fn find(origin: Origin<'_>, policy: &Policy, options: &Options, ident
     Ok(Some(image))
 }
 
+/// Images that a request may name, as the policy lists them.
+fn listed(policy: &Policy) -> impl Iterator<Item = &String> {
+    policy.filesystem.images.iter().chain(&policy.filesystem.root.image)
+}
+
+/// Whether the policy lists this name or digest, or all.
+fn is_listed(text: &str, policy: &Policy) -> bool {
+    // Of `NAME@sha256:…` the digest alone decides.
+    listed(policy).any(|listed| listed == ANY_IMAGE || listed == text && !text.contains('@'))
+}
+
 /// Whether the policy lets a request have this image: by the name that the request has for it, or because
 /// one of the policy's names leads to the same digest.
 fn is_allowed(store: &Store, image: &Image, text: &str, policy: &Policy) -> bool {
-    let filesystem = &policy.filesystem;
     let leads_here = |listed: &String| store.find(listed).is_ok_and(|(_, digest)| digest == image.record.digest);
-    let mut allowed = filesystem.images.iter().chain(&filesystem.root.image);
-    // Of `NAME@sha256:…` the digest alone decides.
-    allowed.any(|listed| listed == ANY_IMAGE || listed == text && !text.contains('@') || leads_here(listed))
+    is_listed(text, policy) || listed(policy).any(leads_here)
 }
 
 /// Its name where it has one, and its digest.
