@@ -68,9 +68,8 @@ pub fn import(
     let name = name.or(found.name.as_deref()).ok_or(ImportError::Unnamed)?;
     check_name(name)?;
     let staging = writer.stage()?;
-    if let Ok(image) = writer.store.resolve(&found.digest.to_string()) {
-        writer.name(&staging, name, &found.digest)?;
-        return Ok(Imported { record: image.record, name: name.to_owned(), dropped: Dropped::default(), was_there: true });
+    if let Some(record) = writer.name_again(&staging, &found.digest, name)? {
+        return Ok(Imported { record, name: name.to_owned(), dropped: Dropped::default(), was_there: true });
     }
     let mut budget = budget(max_size);
     let layers = make_layers(writer, &staging, found, blobs, &mut budget)?;
@@ -87,8 +86,7 @@ pub fn import(
             writer.place(&made, &writer.store.flat(&flat.chain_id))?;
         }
     }
-    writer.record(&staging, &record)?;
-    writer.name(&staging, name, &record.digest)?;
+    writer.add(&staging, &record, name)?;
     let dropped = layers.iter().map(|layer| layer.record.dropped).fold(Dropped::default(), Dropped::and);
     Ok(Imported { record, name: name.to_owned(), dropped, was_there: false })
 }

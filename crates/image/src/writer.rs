@@ -2,7 +2,8 @@
 //!
 //! An import makes everything in a directory of its own in `tmp`, which it holds locked. A crash leaves that
 //! directory alone, and the next change removes it; after a signal the program does that itself. Layers go only by [`Writer::gc`], which needs the
-//! store's lock exclusively: no run and no import holds a layer then.
+//! store's lock exclusively: no run and no import holds a layer then. Names and records change under a lock of
+//! their own, so no name is given to an image that is being removed.
 
 use std::{
     collections::HashSet,
@@ -158,23 +159,43 @@ impl Writer {
         }
     }
 
-    /// Adds or replaces the record of an image, whose layers are there.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn record(&self, staging: &Staging, record: &ImageRecord) -> Result<(), ImportError> {
-        for part in ["layers", "flat"] {
-            sync_directory(&self.path(part))?;
-        }
-        self.replace(staging, &json(record), &self.store.image(&record.digest))
-    }
-
-    /// Gives an image a name, which another may have had.
+    /// Adds or replaces the record of an image, whose layers are there, and gives it a name.
     ///
     /// # Errors
     /// The kernel refuses, or it can be no name.
-    pub fn name(&self, staging: &Staging, name: &str, digest: &Digest) -> Result<(), ImportError> {
+    pub fn add(&self, staging: &Staging, record: &ImageRecord, name: &str) -> Result<(), ImportError> {
+        for part in ["layers", "flat"] {
+            sync_directory(&self.path(part))?;
+        }
+        let _alone = self.lock_records()?;
+        self.replace(staging, &json(record), &self.store.image(&record.digest))?;
+        self.name(staging, name, &record.digest)
+    }
+
+    /// Gives a name to an image that is there whole. Its record; none: it is not there.
+    ///
+    /// # Errors
+    /// The kernel refuses, or it can be no name.
+    pub fn name_again(&self, staging: &Staging, digest: &Digest, name: &str) -> Result<Option<ImageRecord>, ImportError> {
+        let _alone = self.lock_records()?;
+        let Ok(image) = self.store.resolve(&digest.to_string()) else { return Ok(None) };
+        self.name(staging, name, digest)?;
+        Ok(Some(image.record))
+    }
+
+    /// Another image may have had the name.
+    fn name(&self, staging: &Staging, name: &str, digest: &Digest) -> Result<(), ImportError> {
         self.replace(staging, format!("{}\n", digest.hex()).as_bytes(), &self.store.name(name)?)
+    }
+
+    /// One process at a time changes names and records: an image that gets a name is not removed meanwhile. It
+    /// waits for small files to reach the disk; no other user can open `tmp`. The store's lock cannot
+    /// serve, which every change and run holds shared.
+    fn lock_records(&self) -> Result<File, ImportError> {
+        let path = self.path("tmp");
+        let directory = File::open(&path).attempt("open", &path)?;
+        directory.lock().attempt("lock", path)?;
+        Ok(directory)
     }
 
     fn replace(&self, staging: &Staging, content: &[u8], at: &Path) -> Result<(), ImportError> {
@@ -190,6 +211,7 @@ impl Writer {
     /// # Errors
     /// There is none, or the kernel refuses.
     pub fn remove(&self, name_or_digest: &str) -> Result<Option<Digest>, ImportError> {
+        let _alone = self.lock_records()?;
         let (name, digest) = match self.store.find(name_or_digest) {
             // The file of a name that says no digest.
             Err(ImageError::Damaged { path, .. }) => return fs::remove_file(&path).attempt("remove", path).map(|()| None),
@@ -294,6 +316,8 @@ pub fn json(value: &impl Serialize) -> Vec<u8> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+    use std::{sync::Barrier, thread};
+
     use super::*;
 
     fn writer(name: &str) -> (PathBuf, Writer) {
@@ -314,6 +338,49 @@ mod tests {
         }
         Writer::of(writer.store).unwrap();
         assert_eq!(modes(), [0o600, 0o700, 0o755]);
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_gets_a_name_while_its_last_one_is_removed_stays_or_is_not_named() {
+        let (path, writer) = writer("race");
+        let staging = writer.stage().unwrap();
+        let record = ImageRecord {
+            digest: Digest::of_bytes(&[1; 32]),
+            config_digest: Digest::of_bytes(&[1; 32]),
+            os: "linux".into(),
+            architecture: "amd64".into(),
+            created: None,
+            layers: vec![],
+            flat: None,
+            env: vec![],
+            working_dir: String::new(),
+            entrypoint: vec![],
+            cmd: vec![],
+            user: String::new(),
+            size_bytes: 0,
+            source: String::new(),
+            imported_at: 0,
+        };
+        for _ in 0..200 {
+            writer.add(&staging, &record, "old:1").unwrap();
+            let at_once = Barrier::new(2);
+            let (removed, named) = thread::scope(|scope| {
+                let removal = scope.spawn(|| {
+                    at_once.wait();
+                    writer.remove("old:1").unwrap()
+                });
+                at_once.wait();
+                let named = writer.name_again(&staging, &record.digest, "new:1").unwrap();
+                (removal.join().unwrap(), named)
+            });
+            assert_ne!(removed.is_some(), named.is_some(), "it is named, or it has gone");
+            assert_eq!(writer.store.resolve("new:1").is_ok(), named.is_some());
+            if named.is_some() {
+                writer.remove("new:1").unwrap();
+            }
+        }
+        drop(staging);
         fs::remove_dir_all(path).unwrap();
     }
 
