@@ -2,7 +2,7 @@
 //! neither a hostile image nor a request makes of it.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, File, Permissions, TryLockError},
     io::Write,
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 use super::serve::Service;
 use crate::support::{
     audit_log::{own_log, records},
-    exec::{ExecResult, both_streams, exec, program_path, run_under, run_with_stdin, text},
+    exec::{ExecResult, both_streams, exec, program_path, run_under, run_with_stdin, stockade, text},
     image_store::ImageStore,
     policy_dir::{PolicyDirectory, derived},
     runner::{directory, eventually, is_root, test},
     session::Session,
+    timeouts::scaled,
 };
 
 /// A store with the image `plain` of two layers.
@@ -449,4 +450,39 @@ fn a_dry_run_lists_the_layers_of_an_image() {
     let tree = |layer: &str| store.tree(layer).strip_prefix(store.path()).map(Path::to_path_buf).unwrap();
     let place = |layer: &str| line.find(text(&tree(layer))).unwrap_or_else(|| panic!("{line}"));
     assert!(line.contains("/ read-only") && place("own") < place("programs"), "the topmost first: {line}");
+}
+
+test!(Both, an_image_that_no_request_needs_any_more_is_let_go_after_half_a_minute, needs [Long], seconds 200);
+fn an_image_that_no_request_needs_any_more_is_let_go_after_half_a_minute() {
+    let (store, policies) = (plain(), PolicyDirectory::new());
+    let rooted = policies.write("rooted", &derived("language = \"sh\"\n[filesystem]\nroot = { image = \"plain\" }\n"));
+    let is_held = || matches!(File::open(store.path().join("lock")).unwrap().try_lock(), Err(TryLockError::WouldBlock));
+    let ask = json!({"language": "sh", "code": "cat /etc/own"});
+    let waits = |what: &str, is: bool, seconds: u64| {
+        assert!(eventually(scaled(Duration::from_secs(seconds)), || is_held() == is), "{what}: held is not {is}");
+    };
+    let mut session = Session::of(&mut store.command(&["session", "--policy", &rooted]));
+    let mut in_session = || {
+        let mut asked = ask.clone();
+        asked["op"] = json!("run");
+        assert_eq!(session.ask(asked)["output"], "of the image\n");
+    };
+    in_session();
+    waits("a session", true, 10);
+    waits("a session", false, 40);
+    in_session();
+    waits("a session that goes on", true, 10);
+    drop(session);
+    waits("the session's end", false, 10);
+    let service = Service::under(&store.words(), &[], policies, "[capacity]\ncpus = 1\n", "");
+    let made = stockade(["key", "new", "rooted", "--policy", &rooted, "--add", "--file", text(&service.keys())]).output().unwrap();
+    let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    service.signal("HUP");
+    let in_service = || service.ask("POST", "/v1/run", &token, &ask);
+    assert!(eventually(scaled(Duration::from_secs(10)), || in_service().body["output"] == "of the image\n"), "{}", service.log());
+    waits("a service", true, 10);
+    waits("a service", false, 40);
+    in_service().ran("of the image\n");
+    waits("a service that goes on", true, 10);
+    service.end();
 }

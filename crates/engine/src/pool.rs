@@ -11,6 +11,9 @@
 //! has left could run at its start, or a user of the host or a program of the session could see the
 //! fifo at which it waits. A request for another start of the interpreter gets another sandbox. Where
 //! there is a template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox too.
+//!
+//! What is prepared in an image holds the image's layers. After 30 s without a request it is ended, and
+//! nothing is prepared until the next.
 
 use std::{
     collections::BTreeMap,
@@ -42,8 +45,9 @@ pub(crate) type PathIds = BTreeMap<PathBuf, Option<FileId>>;
 /// would soon cost more than a sandbox.
 const MAX_ENTRIES: u64 = 1024;
 
-/// An interpreter that has waited so long for its program gives its memory back.
-const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
+/// An interpreter that has waited so long for its program gives its memory back, and a sandbox in an image
+/// the image.
+const WAITS: Duration = Duration::from_secs(30);
 
 /// At most one prepared sandbox, which the next request of a session or a worker may take.
 #[derive(Default)]
@@ -178,6 +182,8 @@ pub(crate) enum NotPrestarted {
     ReadOnlyScratch,
     #[error("an interpreter had waited for too long, and was ended")]
     Waited,
+    #[error("the sandbox that was prepared had held its image for too long, and was ended")]
+    HeldImage,
     #[error("the policy's [seccomp] allow list lacks `{0}`, by which an interpreter gets its program")]
     Filter(&'static str),
     #[error("the client leaves no pause, and no interpreter is started while code runs that could reach it")]
@@ -297,15 +303,20 @@ impl Pool {
         self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted.is_none())
     }
 
-    /// How long an interpreter that waits may still do so; none: no interpreter waits.
+    /// Whether what is prepared holds the layers of an image.
+    pub(crate) fn holds_image(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.plan.image_root.is_some())
+    }
+
+    /// How long an interpreter that waits, or a sandbox in an image, may still do so; none: for ever.
     pub(crate) fn may_wait(&self) -> Option<Duration> {
         self.prepared
             .as_ref()
-            .filter(|_| self.waits_for_program())
-            .map(|prepared| INTERPRETER_WAITS.saturating_sub(prepared.since.elapsed()))
+            .filter(|_| self.waits_for_program() || self.holds_image())
+            .map(|prepared| WAITS.saturating_sub(prepared.since.elapsed()))
     }
 
-    /// Whether an interpreter has waited for too long.
+    /// Whether that has waited for too long.
     pub(crate) fn has_waited(&self) -> bool {
         self.may_wait().is_some_and(|left| left.is_zero())
     }

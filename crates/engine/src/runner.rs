@@ -52,7 +52,7 @@ pub struct Runner {
     pool: Pool,
     /// Whose requests may take that, and of which template its copy is.
     prepared: Option<(Prepared, Option<TemplateOf>)>,
-    /// No request under this policy, of this hash, would take one, for this reason.
+    /// None is prepared under this policy, of this hash, for this reason.
     never: Option<(String, String, NotPrestarted)>,
     /// The screener that stays.
     standing: SessionScreener,
@@ -121,6 +121,8 @@ impl Runner {
             }
             _ => std::mem::take(&mut self.pool),
         };
+        // The next one may wait as long.
+        self.never.take_if(|(_, _, why)| *why == NotPrestarted::HeldImage);
         let ahead = Ahead { prepares: true, pool: pool.with(template), standing: Some(&self.standing), ..Ahead::default() };
         let report = answer(request, Origin::Request(request), loaded, &options, Some(client), ahead);
         if report.started {
@@ -130,10 +132,12 @@ impl Runner {
     }
 
     /// Prepares a sandbox for a request like the last one, or for that which this is to be ready for;
-    /// or replaces one whose interpreter has waited for long by one without. Where that fails, such a
-    /// request gets the error when it comes. Not while a run goes on.
+    /// or replaces one whose interpreter has waited for long by one without, and one that has held an image
+    /// for long by none. Where that fails, such a request gets the error when it comes. Not while a run
+    /// goes on.
     pub fn prepare_next(&mut self) {
         let has_waited = self.pool.has_waited();
+        let held_image = has_waited && self.pool.holds_image();
         if has_waited {
             // Whatever comes of the rest: it would be found to have waited again at once.
             (self.pool, self.prepared) = (Pool::default(), None);
@@ -141,6 +145,10 @@ impl Runner {
         let Some(expected) = self.expected().cloned() else { return };
         let options = self.options(&expected.key, &expected.policy);
         let Some(loaded) = self.policy(&options) else { return };
+        if held_image {
+            self.never = Some((expected.policy, loaded.policy.sha256.clone(), NotPrestarted::HeldImage));
+            return;
+        }
         if compile::compiled(&expected.request(), &loaded).is_some() {
             // It would take none.
             return;

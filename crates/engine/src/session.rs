@@ -119,7 +119,8 @@ impl SessionState {
 #[derive(PartialEq, Eq)]
 enum Preparing {
     Now,
-    /// The last one has ended by itself, or could not be set up, and the next may not be either.
+    /// The last one has ended by itself, could not be set up, or has held an image for long. The next may
+    /// do the same.
     WhenAnswered,
     /// No request would take it, for this reason.
     Never(NotPrestarted),
@@ -273,14 +274,16 @@ impl Session {
     }
 
     /// No line has come for that long: sets up the sandbox of a request without options, with its
-    /// interpreter; or replaces such a sandbox, which has waited for long, by one without. Where
-    /// that fails, such a request gets the error when it comes. A template that is made meanwhile
+    /// interpreter; or replaces such a sandbox, which has waited for long, by one without, and one
+    /// that has held an image for long by none. Where that fails, such a request gets the error when it comes. A template that is made meanwhile
     /// takes the place of the interpreter that waits.
     pub fn prepare_next(&mut self) {
         self.since_pause = 0;
         let made = self.templates.take_made();
         let has_waited = self.pool.has_waited();
-        if self.can_prepare() || made && !self.pool.is_empty() || has_waited {
+        if has_waited && self.pool.holds_image() {
+            (self.pool, self.preparing) = (Pool::default(), Preparing::WhenAnswered);
+        } else if self.can_prepare() || made && !self.pool.is_empty() || has_waited {
             let held_back = match () {
                 () if has_waited => Some(NotPrestarted::Waited),
                 () if !self.is_home_empty() => Some(NotPrestarted::Home),

@@ -138,8 +138,10 @@ pub enum ImportError {
         /// How many files and directories.
         entries: u64,
     },
-    /// Runs hold images.
-    #[error("a run or an import holds images of the store, so no layer is removed; call `stockade image gc` when it has ended")]
+    /// Others hold images.
+    #[error(
+        "a run, a sandbox that is prepared for one, an import or a pull holds images of the store, so no layer is removed; call `stockade image gc` when it has ended (a prepared sandbox is ended after 30 s without a request)"
+    )]
     Held,
     /// It has no name, and none was given.
     #[error("the image has no name; give it one with --name")]

@@ -245,7 +245,9 @@ fn remove(writer: &Writer, images: &[String]) -> Result<(), ImportError> {
     }
     match writer.gc() {
         Err(ImportError::Held) => {
-            warn("layers stay, since a run or an import holds images; `stockade image gc` removes them later");
+            warn(
+                "layers stay, since a run, a sandbox that is prepared for one, an import or a pull holds images; `stockade image gc` removes them later",
+            );
             Ok(())
         }
         done => done.map(drop),

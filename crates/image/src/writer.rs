@@ -241,7 +241,7 @@ impl Writer {
     /// Removes layers and merged trees that no image has, and what crashed changes left. How many it removed.
     ///
     /// # Errors
-    /// A run or an import holds images, or a record cannot be read.
+    /// A run, a prepared sandbox or an import holds images, or a record cannot be read.
     pub fn gc(&self) -> Result<usize, ImportError> {
         let staging = self.directory()?;
         let path = self.path("lock");
