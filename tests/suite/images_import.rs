@@ -1,8 +1,8 @@
 //! `stockade image`: archives become trees of layers that an overlay can be made of, and hostile ones nothing.
 
 use std::{
-    fs::{self, File},
-    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    fs::{self, File, Permissions},
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::{
     exec::text,
     images::{Layer, Layout, Tar, digest, docker_save, gzip, image, imported, store, trees, zstd},
-    runner::{directory, eventually, test},
+    runner::{directory, eventually, is_root, test},
 };
 
 fn stdout(output: &Output) -> String {
@@ -88,6 +88,47 @@ fn a_layout_becomes_an_image_that_is_listed_verified_and_removed() {
     assert!(done(&["ls"]).contains("base:2") && trees[0].exists());
     done(&["rm", "base:2"]);
     assert_eq!(stored(), Vec::<String>::new());
+}
+
+test!(Both, verify_finds_rights_and_attributes_that_were_changed);
+fn verify_finds_rights_and_attributes_that_were_changed() {
+    let upper = Tar::new().directory("hides/").file("hides/.wh..wh..opq", "").directory("usr/").file("usr/x", "x");
+    import(&Layout::new(&[Layer::gzip(&base().directory("hides/")), Layer::gzip(&upper)]).write("one"), &["--name", "one"]);
+    let trees = trees("one");
+    let (program, root, hides) = (trees[0].join("usr/bin/sh"), &trees[0], trees[1].join("hides"));
+    let mark = |at: &Path, name: &str, value: &[u8]| rustix::fs::setxattr(at, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    let unmark = |at: &Path, name: &str| rustix::fs::removexattr(at, name).unwrap();
+    let mode = |mode: u32| fs::set_permissions(root, Permissions::from_mode(mode)).unwrap();
+    let own = fs::metadata(root).unwrap().uid();
+    let owner = |uid: u32| chown(root, Some(uid), None).unwrap();
+    let is_found = |what: &str| {
+        let output = image_output(&["verify", "one"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(125) && error.contains("has the digest"), "{what}: {output:?}");
+    };
+    let is_whole = || assert!(done(&["verify", "one"]).contains("as it was imported"));
+    is_whole();
+    mark(&program, "user.overlay.metacopy", b"");
+    is_found("metacopy of a file");
+    unmark(&program, "user.overlay.metacopy");
+    is_whole();
+    mark(&hides, "user.overlay.opaque", b"x");
+    is_found("another mark of an opaque directory");
+    mark(&hides, "user.overlay.opaque", b"y");
+    is_whole();
+    mark(root, "user.overlay.redirect", b"/etc");
+    is_found("redirect of the root");
+    unmark(root, "user.overlay.redirect");
+    mode(0o777);
+    is_found("mode of the root");
+    mode(0o755);
+    is_whole();
+    if is_root() {
+        owner(own + 1000);
+        is_found("owner of the root");
+        owner(own);
+        is_whole();
+    }
 }
 
 test!(Both, what_verify_finds_names_every_image_that_must_go_before_it_is_imported_again);

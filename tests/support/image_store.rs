@@ -50,7 +50,7 @@ impl ImageStore {
         for part in ["layers", "flat", "images", "names", "tmp"] {
             fs::create_dir_all(path.join(part)).unwrap();
         }
-        fs::write(path.join("format"), "1\n").unwrap();
+        fs::write(path.join("format"), "2\n").unwrap();
         fs::write(path.join("lock"), "").unwrap();
         store.layer("programs", copy_programs);
         store

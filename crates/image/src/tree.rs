@@ -1,9 +1,11 @@
 //! Trees of the store: their digests, and the merged tree of many layers.
 //!
 //! Both read what an unpacker has made, by descriptors and through no link. The digest covers names, kinds,
-//! modes, contents, targets and the mark of opaque directories, and neither times nor owners. A merged
-//! tree is what an overlay of the layers would show; its files are hard links to theirs, or to one copy where
-//! a file can have no more.
+//! modes, contents and targets, whether the owner is who reads, and the extended attributes of files and directories,
+//! among them the marks of an overlay; all but names also of the tree's root. It covers neither times
+//! nor groups, nor labels that the host gives by itself (`security.selinux` and the like). A merged tree is
+//! what an overlay of the layers would show; its files are hard links to theirs, or to one copy where a
+//! file can have no more.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,6 +18,7 @@ use std::{
 use rustix::{
     fs::{self, AtFlags, FileType, Mode, OFlags, Stat},
     io::Errno,
+    process::geteuid,
 };
 use sha2::{Digest as _, Sha256};
 use stockade_images::Digest;
@@ -31,25 +34,35 @@ use crate::{
 /// It cannot be read.
 pub fn digest(root: &Path) -> Result<Digest, ImportError> {
     let mut hash = Sha256::new();
-    let mut contents = Contents { buffer: vec![0; 128 << 10], known: HashMap::new() };
-    open_root(root).and_then(|root| Ok(digest_below(&root, &mut hash, &mut contents)?)).attempt("read", root)?;
+    let mut contents = Contents::new();
+    let mut digest_all = |root: OwnedFd| -> Result<(), Errno> {
+        rights(&mut hash, &fs::fstat(&root)?);
+        digest_below(&root, &mut hash, &mut contents)
+    };
+    open_root(root).and_then(|root| Ok(digest_all(root)?)).attempt("read", root)?;
     Ok(Digest::of_bytes(&hash.finalize().into()))
 }
 
-/// Digests of files, each of which is read once however many names it has.
+/// Digests of files with their attributes, each of which is read once however many names it has.
 struct Contents {
+    /// Longer than a list of attributes and a value of one (64 KiB, xattr(7)).
     buffer: Vec<u8>,
     /// By inode; a tree lies in one file system.
     known: HashMap<u64, [u8; 32]>,
 }
 
 impl Contents {
+    fn new() -> Self {
+        Contents { buffer: vec![0; 128 << 10], known: HashMap::new() }
+    }
+
     fn digest(&mut self, directory: &OwnedFd, name: &[u8], found: &Stat) -> Result<[u8; 32], Errno> {
         if let Some(known) = self.known.get(&found.st_ino) {
             return Ok(*known);
         }
         let mut file = File::from(open_below(directory, name, OFlags::NONBLOCK)?);
         let mut hash = Sha256::new();
+        self.attributes(&file, &mut hash)?;
         loop {
             match file.read(&mut self.buffer).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))? {
                 0 => break,
@@ -62,6 +75,45 @@ impl Contents {
         }
         Ok(digest)
     }
+
+    fn attributes(&mut self, of: impl AsFd, hash: &mut Sha256) -> Result<(), Errno> {
+        let length = match fs::flistxattr(&of, &mut self.buffer[..]) {
+            Err(Errno::OPNOTSUPP) => 0,
+            listed => listed?,
+        };
+        let listed = self.buffer[..length].split(|byte| *byte == 0);
+        let mut names: Vec<Vec<u8>> = listed.filter(|name| is_of_tree(name)).map(<[u8]>::to_vec).collect();
+        names.sort();
+        hash.update((names.len() as u64).to_le_bytes());
+        for name in names {
+            // A file system can list what it has no value of.
+            let length = match fs::fgetxattr(&of, &name[..], &mut self.buffer[..]) {
+                Err(Errno::NODATA | Errno::OPNOTSUPP) => 0,
+                read => read?,
+            };
+            text(hash, &name);
+            text(hash, &self.buffer[..length]);
+        }
+        Ok(())
+    }
+}
+
+/// Whether an attribute is part of a tree. Labels and hashes of security modules are the host's, which may
+/// change them at any time.
+fn is_of_tree(attribute: &[u8]) -> bool {
+    !attribute.is_empty() && (!attribute.starts_with(b"security.") || attribute == b"security.capability")
+}
+
+/// What has a length says it first, so no two trees are the same bytes.
+fn text(hash: &mut Sha256, text: &[u8]) {
+    hash.update((text.len() as u64).to_le_bytes());
+    hash.update(text);
+}
+
+/// The mode, and whether the file is of who reads it: that is the store's owner, under whatever number.
+fn rights(hash: &mut Sha256, found: &Stat) {
+    hash.update(found.st_mode.to_le_bytes());
+    hash.update([u8::from(found.st_uid == geteuid().as_raw())]);
 }
 
 pub(crate) fn open_root(root: &Path) -> io::Result<OwnedFd> {
@@ -91,16 +143,11 @@ pub(crate) fn look(directory: impl AsFd, name: &[u8]) -> Result<(FileType, Stat)
 }
 
 fn digest_below(directory: &OwnedFd, hash: &mut Sha256, contents: &mut Contents) -> Result<(), Errno> {
-    // What has a length says it first, so no two trees are the same bytes.
-    let text = |hash: &mut Sha256, text: &[u8]| {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text);
-    };
-    hash.update(if is_opaque(directory)? { b"o" } else { b"d" });
+    contents.attributes(directory, hash)?;
     for name in names(directory)? {
         let (kind, found) = look(directory, &name)?;
         text(hash, &name);
-        hash.update(found.st_mode.to_le_bytes());
+        rights(hash, &found);
         match kind {
             FileType::Directory => digest_below(&open_below(directory, &name, OFlags::DIRECTORY)?, hash, contents)?,
             FileType::Symlink => text(hash, fs::readlinkat(directory, &name[..], Vec::new())?.as_bytes()),
@@ -254,7 +301,7 @@ mod tests {
         assert_ne!(digest(&linked).unwrap(), digest(&apart).unwrap());
         // What was read of the first name is what the second has, even where it cannot be read any more.
         let root = open_root(&linked).unwrap();
-        let mut contents = Contents { buffer: vec![0; 16], known: HashMap::new() };
+        let mut contents = Contents::new();
         let (_, found) = look(&root, b"a").unwrap();
         let first = contents.digest(&root, b"a", &found).unwrap();
         fs::remove_file(linked.join("b")).unwrap();

@@ -33,6 +33,6 @@ pub use record::{Dropped, FlatRef, ImageRecord, LayerRecord, LayerRef};
 pub use store::{Image, Store, default_path};
 
 /// The format on disk that this reads and writes.
-pub const FORMAT: &str = "1\n";
+pub const FORMAT: &str = "2\n";
 /// More layers than this are merged into one tree at import: each is a mount option of its own.
 pub const MAX_LOWER: usize = 10;

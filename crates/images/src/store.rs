@@ -367,8 +367,8 @@ mod tests {
         assert!(matches!(Store::open(&path, owner), Err(ImageError::Untrusted { path, .. }) if path == names));
         fs::set_permissions(&names, fs::Permissions::from_mode(0o755)).unwrap();
         Store::open(&path, owner).unwrap();
-        fs::write(path.join("format"), "2\n").unwrap();
-        assert!(matches!(Store::open(&path, owner), Err(ImageError::Format { found, .. }) if found == "2"));
+        fs::write(path.join("format"), "1\n").unwrap();
+        assert!(matches!(Store::open(&path, owner), Err(ImageError::Format { found, .. }) if found == "1"));
         fs::remove_dir_all(&path).unwrap();
         assert!(matches!(Store::open(&path, owner), Err(ImageError::NoStore { .. })));
     }
