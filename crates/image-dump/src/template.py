@@ -41,6 +41,7 @@ import posix
 import sys
 import time
 
+import _io
 import _signal
 
 # Functions of this file run at the end of a program, which may have replaced those that it shares.
@@ -503,6 +504,10 @@ FREE_MEMORY = frozenset(
 )
 # The same of packages that were tried in copies, by how these names begin.
 FREE_MEMORY_TOO = ("numpy.", "pandas.")
+# Files, with what each has its descriptor in. A closed one frees memory.
+FILES = {
+    _io.TextIOWrapper: "buffer", _io.BufferedReader: "raw", _io.BufferedWriter: "raw", _io.BufferedRandom: "raw", _io.FileIO: None,
+}  # fmt: skip
 # They have a finalizer, which does nothing in these two classes.
 BUFFERS = frozenset(("_io.StringIO", "_io.BytesIO"))
 # Modules of C whose objects do more when they are freed, and which the collector does not show.
@@ -570,6 +575,14 @@ class EarlyEnd:
                 return False
         return True
 
+    def is_closed(self, thing):
+        """Whether it is a closed file. Classes of the program's are none."""
+        while (kind := type(thing)) in FILES:
+            if FILES[kind] is None:
+                return thing.closed
+            thing = getattr(thing, FILES[kind])
+        return False
+
     def name(self, kind):
         """That of a class of C has its module in it; the class cannot change it."""
         return self.text(self.word(id(kind) + NAME).value).decode(errors="replace")
@@ -604,7 +617,7 @@ class EarlyEnd:
                 call = self.callback(thing)
                 if call is not None and (type(call) is not BUILTIN and id(call) in own):
                     return False
-            if id(thing) not in streams:
+            if id(thing) not in streams and not self.is_closed(thing):
                 kinds[id(kind)] = kind
         for thing in get_referents(*made):
             # What is tracked and not among the program's is the image's.

@@ -71,5 +71,8 @@ pub const PROGRAMS: &[(&str, &[u8])] = &[
     ("stdout that is another file", b"import os, sys\nprint('one')\nsys.stdout = os.fdopen(os.dup(1), 'w')\nprint('two')\n"),
     ("thread that ends last", b"import threading, time\ndef last():\n    threading.main_thread().join()\n    print('last', end='')\nthreading.Thread(target=last).start()\nprint('first')\n"),
     ("stdout that nobody reads", b"import os, sys\nr, w = os.pipe()\nos.dup2(w, 1)\nos.close(r), os.close(w)\nprint('lost')\n"),
+    ("closed files", b"import logging, os\nfor mode in ('r', 'rb', 'r+b'):\n    with open('/dev/null', mode) as logging.kept:\n        pass\n    setattr(os, mode, logging.kept)\nprint('end')\n"),
+    ("file whose last part is closed", b"import logging, os\nlogging.kept = os.fdopen(os.dup(1), 'w')\nlogging.kept.write('lost')\nlogging.kept.buffer.raw.close()\nprint('end')\n"),
+    ("file over a part of its own", b"import io, logging, os\nclass Part(io.RawIOBase):\n    closed = property(lambda self: os.write(2, b'asked ') and True)\nlogging.kept = io.BufferedReader(Part.__new__(Part))\nprint('end')\n"),
     ("many objects", b"import logging, os\nlogging.kept = [[] for _ in range(60000)]\nlogging.file = os.fdopen(os.dup(1), 'w')\nlogging.file.write('data')\n"),
 ];
