@@ -80,7 +80,7 @@ const INTERPRETERS: [&str; 5] = ["python", "bash", "dash", "sh", "node"];
 
 /// Variables that make none of them execute or read a file of the code's at its start. A trailing
 /// `*` matches any ending.
-const HARMLESS: [&str; 24] = [
+const HARMLESS: [&str; 25] = [
     "HOME",
     "HOSTNAME",
     "LANG",
@@ -105,6 +105,7 @@ const HARMLESS: [&str; 24] = [
     "TZ",
     "USER",
     "UV_USE_IO_URING",
+    "XDG_CACHE_HOME",
 ];
 
 /// Whether the plan's command is one of [`INTERPRETERS`] with the program's path and nothing else.
