@@ -53,7 +53,7 @@ PRESENT = set(sys.modules)
 import atexit  # noqa: E402
 import gc  # noqa: E402
 from _weakref import ref as weak_reference  # noqa: E402
-from gc import collect, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
+from gc import callbacks, collect, garbage, get_debug, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
 from itertools import compress  # noqa: E402
 
 REFUSED = 125
@@ -594,7 +594,8 @@ class EarlyEnd:
         """Whether all objects of the program free only memory. The collector does not show those of the
         image, nor those that the program has hidden from it."""
         modules = sys.modules
-        if type(modules) is not dict:
+        # CPython collects once more at its end, and says what it finds.
+        if type(modules) is not dict or callbacks or garbage or get_debug():
             return False
         for name in modules.keys() - self.imported:
             path = getattr(modules[name], "__file__", None)

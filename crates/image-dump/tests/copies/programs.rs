@@ -74,5 +74,6 @@ pub const PROGRAMS: &[(&str, &[u8])] = &[
     ("closed files", b"import logging, os\nfor mode in ('r', 'rb', 'r+b'):\n    with open('/dev/null', mode) as logging.kept:\n        pass\n    setattr(os, mode, logging.kept)\nprint('end')\n"),
     ("file whose last part is closed", b"import logging, os\nlogging.kept = os.fdopen(os.dup(1), 'w')\nlogging.kept.write('lost')\nlogging.kept.buffer.raw.close()\nprint('end')\n"),
     ("file over a part of its own", b"import io, logging, os\nclass Part(io.RawIOBase):\n    closed = property(lambda self: os.write(2, b'asked ') and True)\nlogging.kept = io.BufferedReader(Part.__new__(Part))\nprint('end')\n"),
+    ("callback of the collector", b"import gc, os\ngc.callbacks.append(lambda phase, facts, write=os.write: write(2, phase.encode()))\nprint('end')\n"),
     ("many objects", b"import logging, os\nlogging.kept = [[] for _ in range(60000)]\nlogging.file = os.fdopen(os.dup(1), 'w')\nlogging.file.write('data')\n"),
 ];
