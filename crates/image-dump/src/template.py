@@ -43,6 +43,7 @@ import time
 
 import _io
 import _signal
+import _thread
 
 # Functions of this file run at the end of a program, which may have replaced those that it shares.
 __builtins__ = dict(vars(builtins))
@@ -504,12 +505,17 @@ FREE_MEMORY = frozenset(
 )
 # The same of packages that were tried in copies, by how these names begin.
 FREE_MEMORY_TOO = ("numpy.", "pandas.")
+# But for this one, which may warn.
+WARNS = "numpy.nditer"
 # Files, with what each has its descriptor in. A closed one frees memory.
 FILES = {
     _io.TextIOWrapper: "buffer", _io.BufferedReader: "raw", _io.BufferedWriter: "raw", _io.BufferedRandom: "raw", _io.FileIO: None,
 }  # fmt: skip
 # They have a finalizer, which does nothing in these two classes.
 BUFFERS = frozenset(("_io.StringIO", "_io.BytesIO"))
+# Functions of weak references that only forget what they refer to: of `_abc`, and of classes of `weakref`
+# and `logging` in the image.
+FORGET = frozenset(("_destroy", "remove", "_remove", "_removeHandlerRef"))
 # Modules of C whose objects do more when they are freed, and which the collector does not show.
 UNSEEN = frozenset(("_ctypes", "_dbm", "_gdbm"))
 
@@ -528,14 +534,20 @@ class EarlyEnd:
     mro = staticmethod(type.__dict__["__mro__"].__get__)
     attributes = staticmethod(type.__dict__["__dict__"].__get__)
     callback = staticmethod(weak_reference.__dict__["__callback__"].__get__)
+    names = staticmethod(type(sys).__dict__["__dict__"].__get__)
+    frame, threads = staticmethod(sys._getframe), staticmethod(_thread._count)
 
     def __init__(self):
-        # The first that is registered is called last.
+        # The first that is registered is called last. No tracer of the program's sees it.
         atexit.register(self.end)
+        atexit.register(sys.settrace, None)
+        atexit.register(sys.setprofile, None)
 
     def prepare(self, ctypes, library):
         self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
         self.dealloc = self.word(id(EarlyEnd) + DEALLOC).value
+        # To glibc it is the `struct link_map` of the program itself, the first of all libraries.
+        self.first_library = ctypes.pythonapi._handle
         # None: no call of CPython's can be ended here, and it ends as always.
         self.return_early = None
         try:
@@ -560,6 +572,19 @@ class EarlyEnd:
         self.streams = sys.stdout, sys.stderr
         # The collector shows it as long as it shows all that was made later.
         self.first = []
+        self.places = {self.place_of(library) for library in self.libraries()}
+        self.places.update(os.fsencode(place) for place in sys.path if place.endswith("/lib-dynload"))
+
+    def libraries(self):
+        """The addresses of what describes each loaded library."""
+        library = self.first_library
+        while library:
+            yield library
+            library = self.word(library + L_NEXT).value
+
+    def place_of(self, library):
+        """The directory of a library."""
+        return self.text(self.word(library + L_NAME).value).rpartition(b"/")[0]
 
     def frees_only_memory(self, kind):
         """Whether an object of this class does, when it is freed."""
@@ -571,7 +596,8 @@ class EarlyEnd:
             # Those of Python free their attributes, which are looked at themselves.
             name = self.name(part)
             is_of_python = self.word(id(part) + DEALLOC).value == self.dealloc
-            if not (is_of_python or name in FREE_MEMORY or name.startswith(FREE_MEMORY_TOO) or self.is_exception(part)):
+            is_known = name in FREE_MEMORY or (name.startswith(FREE_MEMORY_TOO) and name != WARNS)
+            if not (is_of_python or is_known or self.is_exception(part)):
                 return False
         return True
 
@@ -594,11 +620,15 @@ class EarlyEnd:
         """Whether all objects of the program free only memory. The collector does not show those of the
         image, nor those that the program has hidden from it."""
         modules = sys.modules
-        # CPython collects once more at its end, and says what it finds.
-        if type(modules) is not dict or callbacks or garbage or get_debug():
+        # CPython collects once more at its end, and says what it finds; and it stops threads before it
+        # flushes the streams.
+        if type(modules) is not dict or callbacks or garbage or get_debug() or self.threads():
+            return False
+        # A library of the program's may have a function for the end of the process.
+        if any(self.place_of(library) not in self.places for library in self.libraries()):
             return False
         for name in modules.keys() - self.imported:
-            path = getattr(modules[name], "__file__", None)
+            path = self.names(modules[name]).get("__file__")
             top = name.partition(".")[0]
             if name in UNSEEN or (type(path) is str and path.endswith(".so") and top not in sys.stdlib_module_names):
                 return False
@@ -616,7 +646,7 @@ class EarlyEnd:
                 return False  # an object of this class, which the collector may not see
             if any(part is weak_reference for part in self.mro(kind)):
                 call = self.callback(thing)
-                if call is not None and (type(call) is not BUILTIN and id(call) in own):
+                if call is not None and not self.forgets(call, own):
                     return False
             if id(thing) not in streams and not self.is_closed(thing):
                 kinds[id(kind)] = kind
@@ -625,6 +655,12 @@ class EarlyEnd:
             if not is_tracked(thing) and id(thing) not in streams:
                 kinds[id(type(thing))] = type(thing)
         return all(self.frees_only_memory(kind) for kind in kinds.values())
+
+    def forgets(self, call, own):
+        """Whether a function of a weak reference only forgets it."""
+        if type(call) is BUILTIN:
+            return call.__name__ in FORGET
+        return type(call) is FUNCTION and id(call) not in own and call.__code__.co_name in FORGET
 
     def are_flushed(self):
         """Whether the standard streams are those of the start, and have written all that they hold. Where
@@ -637,7 +673,9 @@ class EarlyEnd:
 
     def end(self):
         try:
-            if self.return_early and self.leaves_nothing_undone() and self.are_flushed():
+            # The program may call its functions for the end before.
+            is_end = self.return_early and self.frame().f_back is None
+            if is_end and self.leaves_nothing_undone() and self.are_flushed():
                 self.return_early()
         except BaseException:  # the program has changed what this looks at, or cannot write
             pass
@@ -657,7 +695,9 @@ def library_at(address):
 
 # Of libgcc, as `early_return.rs` wants them.
 UNWINDER = ("_Unwind_GetIP", "_Unwind_GetCFA", "_Unwind_GetGR")
-BUILTIN = type(len)
+BUILTIN, FUNCTION = type(len), type(refuse)
+# Of `struct link_map`: the library's path, and the next one.
+L_NAME, L_NEXT = 8, 24
 # Free bytes that glibc keeps at the end of its heap, as it does itself.
 TOP_PAD = 128 << 10
 # The flag of a class whose objects may refer to others.

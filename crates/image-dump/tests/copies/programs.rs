@@ -75,5 +75,9 @@ pub const PROGRAMS: &[(&str, &[u8])] = &[
     ("file whose last part is closed", b"import logging, os\nlogging.kept = os.fdopen(os.dup(1), 'w')\nlogging.kept.write('lost')\nlogging.kept.buffer.raw.close()\nprint('end')\n"),
     ("file over a part of its own", b"import io, logging, os\nclass Part(io.RawIOBase):\n    closed = property(lambda self: os.write(2, b'asked ') and True)\nlogging.kept = io.BufferedReader(Part.__new__(Part))\nprint('end')\n"),
     ("callback of the collector", b"import gc, os\ngc.callbacks.append(lambda phase, facts, write=os.write: write(2, phase.encode()))\nprint('end')\n"),
+    ("callbacks of weak references", b"import logging, os, weakref\nclass Thing: pass\nclass Call:\n    __slots__ = ()\n    def __call__(self, _): os.write(2, b'gone')\nlogging.kept = [Thing(), weakref.ref(Thing, print)]\nlogging.weak = weakref.ref(logging.kept[0], Call())\n"),
+    ("module that loads when it is used", b"import importlib.util, logging, sys\nspec = importlib.util.find_spec('beside')\nloader = importlib.util.LazyLoader(spec.loader)\nspec.loader = loader\nmodule = importlib.util.module_from_spec(spec)\nsys.modules['beside'] = module\nloader.exec_module(module)\nprint('end')\n"),
+    ("tracer", b"import os, sys\nsys.settrace(lambda frame, event, _: os.write(1, f'{event} {frame.f_code.co_name}\\n'.encode()) and None)\n"),
+    ("exit handlers called by one", b"import atexit, os\nbegun = []\ndef first():\n    if not begun:\n        begun.append(1)\n        atexit._run_exitfuncs()\n        os.write(1, b'after')\natexit.register(first)\nprint('end')\n"),
     ("many objects", b"import logging, os\nlogging.kept = [[] for _ in range(60000)]\nlogging.file = os.fdopen(os.dup(1), 'w')\nlogging.file.write('data')\n"),
 ];
