@@ -154,7 +154,12 @@ fn unlisted_and_replaceable_sockets_are_refused() {
 
 /// A run that lays an empty file over `.bashrc` of the directory, and waits for the end of its stdin.
 fn waiting(tree: &Path) -> Command {
-    let options = format!("{PROGRAMS} --bind {0} /w --ro-bind /dev/null /w/.bashrc", text(tree));
+    waiting_under(tree, "/dev/null")
+}
+
+/// The same with another file over it.
+fn waiting_under(tree: &Path, cover: &str) -> Command {
+    let options = format!("{PROGRAMS} --bind {0} /w --ro-bind {cover} /w/.bashrc", text(tree));
     let script = "echo ready > /w/ready; cat; echo x > /w/.bashrc || exit 3";
     command(&[text(&program_path().unwrap()), "bwrap"], &options, &[], &["/bin/sh", "-c", script])
 }
@@ -163,13 +168,15 @@ test!(Both, a_mount_point_is_shared_and_ends_with_the_last_run);
 fn a_mount_point_is_shared_and_ends_with_the_last_run() {
     let tree = tree_named("tree");
     let (point, ready) = (tree.join(".bashrc"), tree.join("ready"));
-    let begin = || {
+    let begin_under = |cover: &str| {
         let _of_the_last = fs::remove_file(&ready);
-        let mut child = waiting(&tree).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child = waiting_under(&tree, cover).stdin(std::process::Stdio::piped()).spawn().unwrap();
         assert!(eventually(Duration::from_secs(20), || ready.exists()) && point.exists(), "{:?}", child.try_wait());
         child
     };
-    let (mut first, mut second) = (begin(), begin());
+    let begin = || begin_under("/dev/null");
+    // The second finds the name, and so keeps the file that is there read-only, as `srt` does.
+    let (mut first, mut second) = (begin(), begin_under(text(&point)));
     drop(first.stdin.take());
     assert_eq!(first.wait().unwrap().code(), Some(3));
     assert!(point.exists(), "the second run still has it");

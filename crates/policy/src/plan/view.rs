@@ -704,8 +704,12 @@ impl ViewBuilder<'_> {
             Some(_) => {}
             None => {
                 pin_above(tree, &below);
-                tree.protected.push((below, kind, Protection::ReadOnly));
+                tree.protected.push((below.clone(), kind, Protection::ReadOnly));
             }
+        }
+        // It may be another run's mount point, whose end would uncover it here.
+        if below != Path::new(".") && !tree.mount_points.iter().any(|(path, _)| *path == below) {
+            tree.mount_points.push((below, kind));
         }
         true
     }
