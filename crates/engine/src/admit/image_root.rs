@@ -120,11 +120,9 @@ pub(crate) fn find(origin: Origin<'_>, policy: &Policy, options: &Options, ident
         let (image, policy, allowed) = (text.to_owned(), policy.name.clone(), policy.filesystem.images.clone());
         Err(ImageRootError::NotAllowed { image, policy, allowed }.into())
     };
-    let store = store(identity).map_err(worded)?;
-    let image = match store.resolve(text) {
-        Err(ImageError::UnknownName { .. } | ImageError::UnknownDigest { .. }) if asked.is_some() && !is_listed(text, policy) => {
-            return not_allowed();
-        }
+    let found = store(identity).and_then(|store| store.resolve(text).map(|image| (store, image)));
+    let (store, image) = match found {
+        Err(_) if asked.is_some() && !is_listed(text, policy) => return not_allowed(),
         found => found.map_err(worded)?,
     };
     if asked.is_some() && !is_allowed(&store, &image, text, policy) {
