@@ -26,7 +26,7 @@ pub(super) fn service(config: &str, keys: &str) -> Service {
     // The control: without the scope there is none.
     service.ask("POST", "/v1/sessions", &service.token, &json!({})).is(403, "scope_missing");
     service.signal("HUP");
-    assert!(eventually(scaled(Duration::from_secs(5)), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
+    assert!(eventually(scaled(Duration::from_secs(20)), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
     service
 }
 
