@@ -2,7 +2,8 @@
 //!
 //! Dropping it ends and removes all of that, and waits until it is done. Once the outcome is
 //! known no process of the code is alive in it, but pid 1 may take a while to end: a caller with
-//! other work does that first. What a killed launcher leaves, the next start sweeps.
+//! other work does that first. What a killed launcher leaves, the next start sweeps,
+//! but for mount points in a directory of the host (`scratch/mount_points.rs`).
 
 use std::fs::File;
 

@@ -13,7 +13,7 @@ use crate::{
 
 /// Names of sockets whose owner does for a client what the user may do, or root: container engines,
 /// message buses, agents that hold keys, displays. The last ones are beginnings of names.
-const NAMES: [&str; 20] = [
+const NAMES: [&str; 24] = [
     "docker.sock",
     "podman.sock",
     "containerd.sock",
@@ -26,17 +26,21 @@ const NAMES: [&str; 20] = [
     "bus",
     "private",
     "ssh",
+    ".ssh",
     "control",
+    "containerd.sock.ttrpc",
+    "virtqemud-sock",
     "agent.",
     "ssh-agent",
-    "S.gpg-agent",
+    "S.",
+    "bus_",
     "dbus-",
     "wayland-",
     "pipewire-",
     "X",
 ];
 /// How many of these are whole names.
-const WHOLE: usize = 13;
+const WHOLE: usize = 16;
 
 /// Whether a socket's name is that of one which is never shown.
 pub(crate) fn is_never_shown(path: &Path) -> bool {
