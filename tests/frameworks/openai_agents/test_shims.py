@@ -13,8 +13,10 @@ from agents.sandbox.sandboxes.unix_local import UnixLocalSandboxClient
 
 async def run(work_dir: Path, command: str, shims: Path | None = None):
     path = f"{shims}:/usr/bin:/bin" if shims else "/usr/bin:/bin"
-    # The framework makes HOME the workspace, where neither policies nor the log may lie.
-    own = {"XDG_CONFIG_HOME": str(Path.home() / ".config"), "XDG_STATE_HOME": str(Path.home() / ".local/state")}
+    # The framework makes HOME the workspace, where policies, the log and images may not lie.
+    home = Path.home()
+    places = {"XDG_CONFIG_HOME": ".config", "XDG_STATE_HOME": ".local/state", "XDG_DATA_HOME": ".local/share"}
+    own = {name: str(home / place) for name, place in places.items()}
     manifest = Manifest(root=str(work_dir), environment={"value": {"PATH": path, **own}})
     client = UnixLocalSandboxClient()
     session = await client.create(manifest=manifest)
