@@ -538,18 +538,26 @@ class EarlyEnd:
     frame, threads = staticmethod(sys._getframe), staticmethod(_thread._count)
 
     def __init__(self):
-        # The first that is registered is called last. No tracer of the program's sees it.
-        atexit.register(self.end)
-        atexit.register(sys.settrace, None)
-        atexit.register(sys.setprofile, None)
+        # None: no call of CPython's can be ended here, and it ends as always.
+        self.return_early = None
+        # The first that is registered is called last.
+        self.is_last = atexit._ncallbacks() == 0
+        if self.is_last:
+            # No tracer of the program's sees it.
+            atexit.register(self.end)
+            atexit.register(sys.settrace, None)
+            atexit.register(sys.setprofile, None)
+        else:
+            # Files named `*.pth` have registered functions, which must be called and may be traced.
+            atexit.register(unfreeze)
 
     def prepare(self, ctypes, library):
+        if not self.is_last:
+            return
         self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
         self.dealloc = self.word(id(EarlyEnd) + DEALLOC).value
         # To glibc it is the `struct link_map` of the program itself, the first of all libraries.
         self.first_library = ctypes.pythonapi._handle
-        # None: no call of CPython's can be ended here, and it ends as always.
-        self.return_early = None
         try:
             # It holds the lock of the interpreter, as CPython does at its end.
             unwinder = ctypes.PyDLL("libgcc_s.so.1")
@@ -569,6 +577,8 @@ class EarlyEnd:
 
     def begin(self):
         """The program begins."""
+        if not self.return_early:
+            return
         self.streams = sys.stdout, sys.stderr
         # The collector shows it as long as it shows all that was made later.
         self.first = []

@@ -1,6 +1,6 @@
 //! Copies of CPython, made from images, against cold starts of the same program.
 //!
-//! The host's `python3` is the one under test, or `STOCKADE_TEST_PYTHON`. Nothing here is in a
+//! `/usr/bin/python3` is the one under test, or `STOCKADE_TEST_PYTHON`. Nothing here is in a
 //! sandbox: images need no privilege, and what confines a copy is tested elsewhere.
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout, reason = "a test may panic, and prints why it is skipped")]
 
@@ -10,6 +10,8 @@ mod support;
 use std::{
     fs::{self, File},
     os::{fd::OwnedFd, unix::fs::FileExt},
+    path::Path,
+    process::Command,
     thread,
 };
 
@@ -100,6 +102,7 @@ fn streams_that_are_files_are_those_of_a_cold_start() {
 #[test]
 fn an_interpreter_that_ends_does_not_take_its_image_apart() {
     let site = or_skip!(Site::new());
+    or_skip!(site.ends_early());
     let imports = "json,re,logging,asyncio,decimal,inspect,typing,dataclasses,unittest";
     site.make(&Recipe { imports, ..Recipe::default() });
     let mut head = vec![0; HEADER_LENGTH];
@@ -110,6 +113,28 @@ fn an_interpreter_that_ends_does_not_take_its_image_apart() {
     let written: u64 = image.hot().map(|(_, length)| length / PAGE).sum();
     assert!(written > 0, "the rehearsal ended otherwise: it has noted no page");
     assert!(5 * written < all, "{written} of {all} pages are written");
+}
+
+#[test]
+fn functions_for_the_end_that_a_pth_file_registers_are_called() {
+    let mut site = or_skip!(Site::new());
+    // A virtual environment is an interpreter with such files of its own.
+    let environment = site.directory.join("environment");
+    let command = [&site.python, Path::new("-m"), Path::new("venv"), Path::new("--without-pip"), &environment];
+    let output = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let version = Command::new(&site.python).args(["-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]).output().unwrap();
+    let packages = environment.join("lib").join(text(&version.stdout).trim_end()).join("site-packages");
+    fs::write(packages.join("own.pth"), "import atexit, os; atexit.register(lambda write=os.write: write(1, b'called'))\n").unwrap();
+    site.python = environment.join("bin/python3");
+    site.make(&Recipe::default());
+    for name in ["tracer", "exit handlers called by one", "many objects"] {
+        let (_, code) = PROGRAMS.iter().find(|(known, _)| *known == name).unwrap();
+        assert_none(&site.difference(code, &Start::default()).into_iter().collect::<Vec<_>>());
+    }
+    site.write_program(b"print('end')\n");
+    let ends = [site.cold(&Start::default()), site.copy(&Start::default())].map(|output| text(&output.stdout).into_owned());
+    assert!(ends[0].starts_with("end\ncalled") && ends[0] == ends[1], "{ends:?}");
 }
 
 #[test]
@@ -349,6 +374,7 @@ fn a_copy_is_refused_what_was_decided_in_the_template() {
 #[test]
 fn an_image_passes_the_launchers_check_and_bad_ones_end_the_restorer() {
     let mut site = or_skip!(Site::new());
+    or_skip!(site.ends_early());
     let output = site.template(&Recipe::default());
     assert!(output.status.success(), "{output:?}");
     let host = HostFacts { vdso: VdsoParts::from_maps(&fs::read("/proc/self/maps").unwrap()).unwrap() };

@@ -29,7 +29,7 @@ pub const TEMPLATE: &str = include_str!("../../src/template.py");
 
 /// The interpreter under test, or the reason why there is none.
 pub fn python() -> Result<PathBuf, String> {
-    let name = env::var_os("STOCKADE_TEST_PYTHON").unwrap_or_else(|| "python3".into());
+    let name = env::var_os("STOCKADE_TEST_PYTHON").unwrap_or_else(|| "/usr/bin/python3".into());
     let ask = "import sys; print(sys.executable, sys.version_info >= (3, 10) and sys.implementation.name == 'cpython')";
     let output = Command::new(&name).args(["-I", "-c", ask]).output().map_err(|error| format!("{}: {error}", name.display()))?;
     let answer = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -103,6 +103,17 @@ impl Site {
         let image =
             memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|error| format!("memfd_create: {error}"))?;
         Ok(Site { python, directory, image: image.into(), filtered: false })
+    }
+
+    /// Whether nothing but a program keeps this interpreter from ending early.
+    pub fn ends_early(&self) -> Result<(), String> {
+        let ask = "import atexit; print(atexit._ncallbacks())";
+        let output = Command::new(&self.python).args(["-c", ask]).output().unwrap();
+        if output.stdout == b"0\n" {
+            Ok(())
+        } else {
+            Err(format!("{}: a `.pth` file registers functions for the end", self.python.display()))
+        }
     }
 
     pub fn program(&self) -> PathBuf {
