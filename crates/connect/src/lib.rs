@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use ureq::{
     Error, Proxy,
     config::Config,
@@ -62,8 +63,11 @@ pub fn is_loopback(host: &str) -> bool {
     bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// The environment's proxy for a URL: none for this host, nor for those of `NO_PROXY` and the domains below
-/// them.
+fn port_of(url: &Uri) -> u16 {
+    url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 })
+}
+
+/// The environment's proxy for a URL: none for this host, nor for what `NO_PROXY` covers.
 ///
 /// # Errors
 /// It is none, or of a kind that is not spoken.
@@ -77,22 +81,31 @@ pub fn proxy(url: &Uri) -> Result<Option<Proxy>, ConnectError> {
         return Err(ConnectError::Proxy(name));
     }
     let excepted = ["NO_PROXY", "no_proxy"].iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
-    let proxy = found.filter(|proxy| !proxy.is_no_proxy(url) && !is_covered(&excepted, url.host().unwrap_or_default()));
+    let proxy = found.filter(|proxy| !proxy.is_no_proxy(url) && !is_covered(&excepted, url.host().unwrap_or_default(), port_of(url)));
     if proxy.as_ref().is_some_and(|proxy| proxy.protocol().to_string().starts_with("SOCKS")) {
         return Err(ConnectError::SocksProxy);
     }
     Ok(proxy)
 }
 
-/// Whether a list of `NO_PROXY` has a host or a domain above it, as curl and Go read the list: of ureq's own
-/// reading a name covers itself alone.
-fn is_covered(list: &str, host: &str) -> bool {
-    let host = host.to_ascii_lowercase();
-    let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
-    list.split(',')
-        .map(|entry| entry.trim().trim_start_matches('.').to_ascii_lowercase())
-        .filter(|entry| !entry.is_empty())
-        .any(|entry| host == entry || !is_address && host.strip_suffix(&entry).is_some_and(|rest| rest.ends_with('.')))
+/// Whether a list of `NO_PROXY` has a host, a domain above it, or a network that it is in, as curl and Go read
+/// the list: of ureq's own reading a name covers itself alone. An entry with a port is for that port.
+fn is_covered(list: &str, host: &str, port: u16) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    let address: Option<IpAddr> = host.parse().ok();
+    let covers = |entry: &str| {
+        if let (Some(address), Ok(network)) = (address, entry.parse::<IpNet>()) {
+            return network.contains(&address);
+        }
+        let (name, its_port) = match entry.rsplit_once(':') {
+            Some((name, its_port)) if !name.contains(':') || name.ends_with(']') => (name, its_port.parse().ok()),
+            _ => (entry, Some(port)),
+        };
+        let name = name.trim_start_matches(['.', '[']).trim_end_matches(']').to_ascii_lowercase();
+        let is_below = address.is_none() && host.strip_suffix(&name).is_some_and(|rest| rest.ends_with('.'));
+        !name.is_empty() && its_port == Some(port) && (name == "*" || host == name || is_below)
+    };
+    list.split([',', ' ', '\t']).filter(|entry| !entry.is_empty()).any(covers)
 }
 
 /// The authorities that may vouch for a server: the host's, or those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names,
@@ -160,7 +173,7 @@ pub struct GetentResolver;
 impl Resolver for GetentResolver {
     fn resolve(&self, uri: &Uri, _: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
         let host = uri.host().unwrap_or_default();
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+        let port = port_of(uri);
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let found = match bare.parse() {
             Ok(address) => vec![address],
@@ -253,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_no_proxy_covers_the_domains_below_it() {
+    fn no_proxy_has_names_with_what_is_below_networks_and_ports() {
         for (list, host, is) in [
             ("example.test", "example.test", true),
             ("example.test", "reg.example.test", true),
@@ -266,8 +279,18 @@ mod tests {
             ("0.0.1", "10.0.0.1", false),
             ("", "example.test", false),
             (",.", "example.test", false),
+            ("a.test example.test", "example.test", true),
+            ("*", "example.test", true),
+            ("10.0.0.0/8", "10.1.2.3", true),
+            ("10.0.0.0/8", "11.1.2.3", false),
+            ("fd00::/8", "[fd00::1]", true),
+            ("fd00::1", "[fd00::1]", true),
+            ("[fd00::1]:443", "[fd00::1]", true),
+            ("example.test:443", "reg.example.test", true),
+            ("example.test:5000", "example.test", false),
+            ("example.test:x", "example.test", false),
         ] {
-            assert_eq!(is_covered(list, host), is, "{list} {host}");
+            assert_eq!(is_covered(list, host, 443), is, "{list} {host}");
         }
     }
 }
