@@ -44,6 +44,7 @@ import time
 import _io
 import _signal
 import _thread
+import _warnings
 
 # Functions of this file run at the end of a program, which may have replaced those that it shares.
 __builtins__ = dict(vars(builtins))
@@ -463,6 +464,12 @@ def forget_imports(modules, places):
         del sys.path_importer_cache[name]
 
 
+def warnings_filters():
+    """What CPython looks at before it warns."""
+    warnings = sys.modules.get("warnings")
+    return list(warnings.filters if warnings else _warnings.filters)
+
+
 def parts(stream):
     """A standard stream and what it is made of."""
     buffer = getattr(stream, "buffer", None)
@@ -511,11 +518,12 @@ WARNS = "numpy.nditer"
 FILES = {
     _io.TextIOWrapper: "buffer", _io.BufferedReader: "raw", _io.BufferedWriter: "raw", _io.BufferedRandom: "raw", _io.FileIO: None,
 }  # fmt: skip
-# They have a finalizer, which does nothing in these two classes.
-BUFFERS = frozenset(("_io.StringIO", "_io.BytesIO"))
-# Functions of weak references that only forget what they refer to: of `_abc`, and of classes of `weakref`
-# and `logging` in the image.
-FORGET = frozenset(("_destroy", "remove", "_remove", "_removeHandlerRef"))
+# Their finalizer calls `close`, which does nothing more than their end, unless the object has its own.
+BUFFERS = (_io.StringIO, _io.BytesIO)
+# Functions of weak references that only forget what they refer to, with their modules; the first is of `_abc`.
+FORGET = frozenset(
+    ((None, "_destroy"), ("weakref", "remove"), ("_weakrefset", "_remove"), ("logging", "_removeHandlerRef"))
+)
 # Modules of C whose objects do more when they are freed, and which the collector does not show.
 UNSEEN = frozenset(("_ctypes", "_dbm", "_gdbm"))
 
@@ -579,7 +587,8 @@ class EarlyEnd:
         """The program begins."""
         if not self.return_early:
             return
-        self.streams = sys.stdout, sys.stderr
+        self.streams = self.standard_streams()
+        self.filters = warnings_filters()
         # The collector shows it as long as it shows all that was made later.
         self.first = []
         self.places = {self.place_of(library) for library in self.libraries()}
@@ -598,8 +607,6 @@ class EarlyEnd:
 
     def frees_only_memory(self, kind):
         """Whether an object of this class does, when it is freed."""
-        if self.name(kind) in BUFFERS:
-            return True
         for part in self.mro(kind):
             if "__del__" in self.attributes(part):
                 return False
@@ -610,6 +617,18 @@ class EarlyEnd:
             if not (is_of_python or is_known or self.is_exception(part)):
                 return False
         return True
+
+    def standard_streams(self):
+        """Each with what it is made of, and the attributes that the program could have given it."""
+        streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
+        return [(part, tuple(getattr(part, "__dict__", ()))) for stream in streams for part in parts(stream)]
+
+    def says_nothing(self):
+        """Whether nobody is told of what is left open: this is what Python does unless it is asked."""
+        added = len(filters := warnings_filters()) - len(self.filters)
+        ignored = ("ignore", None, ResourceWarning, None, 0)
+        is_only_less = added >= 0 and filters[added:] == self.filters and all(first[0] == "ignore" for first in filters[:added])
+        return is_only_less and ignored in self.filters
 
     def is_closed(self, thing):
         """Whether it is a closed file. Classes of the program's are none."""
@@ -632,7 +651,7 @@ class EarlyEnd:
         modules = sys.modules
         # CPython collects once more at its end, and says what it finds; and it stops threads before it
         # flushes the streams.
-        if type(modules) is not dict or callbacks or garbage or get_debug() or self.threads():
+        if type(modules) is not dict or callbacks or garbage or get_debug() or self.threads() or not self.says_nothing():
             return False
         # A library of the program's may have a function for the end of the process.
         if any(self.place_of(library) not in self.places for library in self.libraries()):
@@ -645,7 +664,7 @@ class EarlyEnd:
         made = get_objects()
         if len(made) > self.MANY:
             return False
-        streams = {id(part) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) for part in parts(stream)}
+        streams = {id(part) for part, _ in self.streams}
         own = {id(thing) for thing in made}
         if id(self.first) not in own:
             return False  # the program has called `gc.freeze`
@@ -658,7 +677,7 @@ class EarlyEnd:
                 call = self.callback(thing)
                 if call is not None and not self.forgets(call, own):
                     return False
-            if id(thing) not in streams and not self.is_closed(thing):
+            if id(thing) not in streams and not self.is_closed(thing) and not (kind in BUFFERS and not thing.__dict__):
                 kinds[id(kind)] = kind
         for thing in get_referents(*made):
             # What is tracked and not among the program's is the image's.
@@ -669,17 +688,20 @@ class EarlyEnd:
     def forgets(self, call, own):
         """Whether a function of a weak reference only forgets it."""
         if type(call) is BUILTIN:
-            return call.__name__ in FORGET
-        return type(call) is FUNCTION and id(call) not in own and call.__code__.co_name in FORGET
+            return (call.__module__, call.__name__) in FORGET
+        return type(call) is FUNCTION and id(call) not in own and (call.__module__, call.__code__.co_name) in FORGET
 
     def are_flushed(self):
         """Whether the standard streams are those of the start, and have written all that they hold. Where
         that fails CPython finds it again, and says so."""
-        for stream, first in zip((sys.stdout, sys.stderr), self.streams):
-            if stream is not first or stream is None:
-                return False
-            stream.flush()
-        return sys.__stdout__ is sys.stdout and sys.__stderr__ is sys.stderr
+        now = self.standard_streams()
+        if len(now) != len(self.streams) or any(a is not b or has != had for (a, has), (b, had) in zip(now, self.streams)):
+            return False
+        if sys.stdout is None or sys.stderr is None:
+            return False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return True
 
     def end(self):
         try:
@@ -689,7 +711,9 @@ class EarlyEnd:
                 self.return_early()
         except BaseException:  # the program has changed what this looks at, or cannot write
             pass
-        unfreeze()
+        # Where the program has called `gc.freeze` nothing is collected, as in a fresh start.
+        if not self.return_early or any(thing is self.first for thing in get_objects()):
+            unfreeze()
 
 
 def library_at(address):

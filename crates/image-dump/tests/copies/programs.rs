@@ -79,5 +79,13 @@ pub const PROGRAMS: &[(&str, &[u8])] = &[
     ("module that loads when it is used", b"import importlib.util, logging, sys\nspec = importlib.util.find_spec('beside')\nloader = importlib.util.LazyLoader(spec.loader)\nspec.loader = loader\nmodule = importlib.util.module_from_spec(spec)\nsys.modules['beside'] = module\nloader.exec_module(module)\nprint('end')\n"),
     ("tracer", b"import os, sys\nsys.settrace(lambda frame, event, _: os.write(1, f'{event} {frame.f_code.co_name}\\n'.encode()) and None)\n"),
     ("exit handlers called by one", b"import atexit, os\nbegun = []\ndef first():\n    if not begun:\n        begun.append(1)\n        atexit._run_exitfuncs()\n        os.write(1, b'after')\natexit.register(first)\nprint('end')\n"),
+    ("buffers with functions of their own", b"import io, os\nkept = io.StringIO()\nkept.close = lambda write=os.write: write(1, b'closed')\nprint('end')\n"),
+    ("class with the name of a buffer", b"import io, os\nnamed = type('_io.StringIO', (io.StringIO,), {'close': lambda self, write=os.write: write(1, b'closed')})\nkept = named()\n"),
+    ("streams with functions of their own", b"import os, sys\nfor stream in sys.stdin, sys.stdout, sys.stderr:\n    stream.close = lambda write=os.write: write(1, b'closed')\nsys.stdout.flush = lambda write=os.write: write(1, b'flushed')\n"),
+    ("file in the place of stdin", b"import os, sys\nreading, writing = os.pipe()\nsys.__stdin__ = os.fdopen(writing, 'w')\nsys.__stdin__.write('data')\nif os.fork() == 0:\n    os.close(writing)\n    os.write(1, os.read(reading, 10))\n    os._exit(0)\n"),
+    ("warning of what is left open", b"import _socket, warnings\nwarnings.simplefilter('always')\nkept = {'a': _socket.socket(_socket.AF_UNIX)}\n"),
+    ("error of what is left open", b"import _socket, warnings\nwarnings.simplefilter('error')\nkept = {'a': _socket.socket(_socket.AF_UNIX)}\n"),
+    ("built-in callback of a weak reference", b"import logging, os, weakref\nclass Thing: pass\nlogging.kept = Thing()\nlogging.weak = weakref.ref(logging.kept, os.remove)\n"),
+    ("objects kept from the collector", b"import gc\nclass Thing:\n    def __del__(self): print('gone')\nkept = Thing()\ngc.freeze()\n"),
     ("many objects", b"import logging, os\nlogging.kept = [[] for _ in range(60000)]\nlogging.file = os.fdopen(os.dup(1), 'w')\nlogging.file.write('data')\n"),
 ];
