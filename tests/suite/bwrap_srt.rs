@@ -177,6 +177,7 @@ fn a_mount_point_is_shared_and_ends_with_the_last_run() {
     let begin = || begin_under("/dev/null");
     // The second finds the name, and so keeps the file that is there read-only, as `srt` does.
     let (mut first, mut second) = (begin(), begin_under(text(&point)));
+    assert_eq!(fs::metadata(&point).unwrap().permissions().mode() & 0o066, 0, "another user could lock it");
     drop(first.stdin.take());
     assert_eq!(first.wait().unwrap().code(), Some(3));
     assert!(point.exists(), "the second run still has it");

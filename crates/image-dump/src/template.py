@@ -624,7 +624,7 @@ class EarlyEnd:
         return [(part, tuple(getattr(part, "__dict__", ()))) for stream in streams for part in parts(stream)]
 
     def says_nothing(self):
-        """Whether nobody is told of what is left open: this is what Python does unless it is asked."""
+        """Whether CPython warns of nothing that is left open, as it does unless it is asked to."""
         added = len(filters := warnings_filters()) - len(self.filters)
         ignored = ("ignore", None, ResourceWarning, None, 0)
         is_only_less = added >= 0 and filters[added:] == self.filters and all(first[0] == "ignore" for first in filters[:added])

@@ -19,7 +19,7 @@ use std::{convert::Infallible, ffi::CString, mem::ManuallyDrop, sync::OnceLock};
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, FileType, Mode, OFlags, mknodat, unlinkat},
+    fs::{AtFlags, FileType, Mode, OFlags, PROC_SUPER_MAGIC, mknodat, unlinkat},
     io::Errno,
     mount::{MountPropagationFlags, mount_change},
     process::{DumpableBehavior, set_dumpable_behavior, setsid, umask},
@@ -350,11 +350,14 @@ impl<'p> Rooted<'p> {
 
 /// Enters the first directory that is there. A caller, an image or earlier code has chosen the path, and
 /// this process still has descriptors of the set-up: a link of `/proc` to one of them is refused
-/// (ELOOP), wherever it stands on the path.
+/// (ELOOP), wherever it stands on the path, and so is what lies in `/proc`, where `self` is this process.
 fn enter_first(directories: &[CString]) -> Result<(), Errno> {
     let mut entered = Err(Errno::NOENT);
     for directory in directories {
-        entered = tree::open_inside(directory.as_c_str(), OFlags::DIRECTORY).and_then(rustix::process::fchdir);
+        entered = tree::open_inside(directory.as_c_str(), OFlags::DIRECTORY).and_then(|opened| {
+            let is_proc = rustix::fs::fstatfs(&opened)?.f_type == PROC_SUPER_MAGIC;
+            if is_proc { Err(Errno::LOOP) } else { rustix::process::fchdir(opened) }
+        });
         if entered.is_ok() {
             break;
         }

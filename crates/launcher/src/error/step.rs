@@ -111,7 +111,7 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         {
             "; nothing is made below what is shown read-only, and no link is followed: make the file or directory on the host before"
         }
-        (Step::WorkingDirectory, Errno::LOOP) => "; no link of /proc to an open file or directory is followed there",
+        (Step::WorkingDirectory, Errno::LOOP) => "; nothing in /proc can be one, nor what a link of /proc leads to",
         (Step::WorkingDirectory, _) if plan.image_root.is_none() && !plan.working_directories.is_empty() => {
             "; name a directory that the operations show"
         }

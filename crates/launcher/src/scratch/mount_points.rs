@@ -3,8 +3,9 @@
 //! Each is made by its directory's owner, empty, through no link and on no other file system, and is gone
 //! after the run if it is still the same one and empty. Runs in one directory share it: each holds a
 //! lock of it (flock), and the last removes it. Its mode tells it from the files of others, so the next
-//! run takes over what a killed launcher has left. What lies over it is not its concern, nor is a name
-//! that is there.
+//! run takes over what a killed launcher has left, and no other user can open it. Code with the owner's user
+//! can, where nothing lies over it: with its lock held, a run is refused or the file stays. What lies over
+//! it is not its concern, nor is a name that is there.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,9 +24,9 @@ use stockade_policy::plan::{PathKindName, TreePlan};
 use super::{OpenedScratch, as_owner};
 use crate::{ErrorKind, LaunchError, tree};
 
-/// Modes that nothing else has: without write permission, and without any for the group.
-const FILE: Mode = Mode::RUSR.union(Mode::ROTH);
-const DIRECTORY: Mode = FILE.union(Mode::XUSR).union(Mode::XOTH);
+/// Modes that nothing else has: who is not the owner cannot open it, and so cannot lock it.
+const FILE: Mode = Mode::RUSR.union(Mode::XOTH);
+const DIRECTORY: Mode = FILE.union(Mode::XUSR);
 /// How often it is tried again where another run is removing the one that was found.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -48,7 +49,7 @@ pub(crate) fn make(opened: &OpenedScratch, planned: &TreePlan, privileged: bool)
     let mut made = Vec::new();
     for (below, kind) in &planned.mount_points {
         let point = as_owner(&opened.directory, privileged, || hold(&opened.directory, below, *kind, privileged)).flatten();
-        let attempt = "make an empty mount point, for the time of the run,";
+        let attempt = "make an empty mount point for the time of the run, in a directory that must be there,";
         made.extend(point.map_err(LaunchError::path(ErrorKind::Prepare, attempt, &planned.source.join(below)))?);
     }
     Ok(made)
