@@ -282,6 +282,11 @@ fn what_stays_read_only_in_a_writable_directory_cannot_be_moved_away() {
     for entry in [show("/dev/null", "/w/.git/hooks/file"), show("/usr/share", "/w/.git/hooks/file")] {
         assert_eq!(protected(&planned(&[tree("/srv/w", "/w"), entry]).unwrap()), is(&[(".git", Pinned), (".git/hooks", Pinned)]));
     }
+    // One thing has one name, and a path may be as long as the kernel takes it.
+    let twice = [tree("/srv/w", "/w"), show("/dev/null", "/w//a/./b"), show("/dev/null", "/w/a/c")];
+    assert_eq!(protected(&planned(&twice).unwrap()), is(&[("a", Pinned)]));
+    let deep = planned(&[tree("/srv/w", "/w"), show("/dev/null", &format!("/w{}/y", "/x".repeat(2000)))]).unwrap();
+    assert_eq!(protected(&deep).len(), 2000);
 }
 
 #[test]

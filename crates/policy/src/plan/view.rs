@@ -686,7 +686,7 @@ impl ViewBuilder<'_> {
     fn tree_at(&mut self, target: &Path) -> Option<(&mut TreePlan, PathBuf)> {
         let Region::Tree(index) = *self.region(target).1 else { return None };
         let tree = self.trees.get_mut(index)?;
-        let below = target.strip_prefix(&tree.target).ok()?.to_path_buf();
+        let below = target.strip_prefix(&tree.target).ok()?.components().collect();
         Some((tree, below))
     }
 
@@ -733,7 +733,8 @@ fn pin_above(tree: &mut TreePlan, below: &Path) {
     let mut above: Vec<&Path> = below.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()).collect();
     above.reverse();
     for directory in above {
-        if !tree.protected.iter().any(|(path, ..)| path == directory) {
+        // Byte by byte: by its components a path of a thousand levels would take half a minute.
+        if !tree.protected.iter().any(|(path, ..)| path.as_os_str() == directory.as_os_str()) {
             tree.protected.push((directory.to_path_buf(), PathKindName::Directory, Protection::Pinned));
         }
     }
