@@ -1,5 +1,5 @@
 //! Link flags of the restorer: those of a program without libc, at an address where no image
-//! can have memory (`stockade_protocol::image::place`). An ordinary build of the workspace
+//! can have memory (`stockade_protocol::memory_image::place`). An ordinary build of the workspace
 //! gets none. The option is that of lld, which Rust links with for this target.
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -86,8 +86,8 @@ pub enum Origin<'a> {
         /// On a terminal of its own.
         terminal: bool,
     },
-    /// A program of stockade's own.
-    Image(&'a Image<'a>),
+    /// A program that Stockade carries.
+    Carried(&'a CarriedProgram<'a>),
     /// A run that makes or tries a template.
     Template(&'a TemplateRun<'a>),
     /// A request to a session; none: what the session itself is planned by.
@@ -121,7 +121,7 @@ impl<'a> Origin<'a> {
             Origin::Interpreter { runtime, arguments, .. } => {
                 std::iter::once(runtime.to_owned()).chain(arguments.iter().cloned()).collect()
             }
-            Origin::Request(_) | Origin::Script { .. } | Origin::Image(_) | Origin::Template(_) | Origin::Session { .. } => Vec::new(),
+            Origin::Request(_) | Origin::Script { .. } | Origin::Carried(_) | Origin::Template(_) | Origin::Session { .. } => Vec::new(),
         }
     }
 
@@ -135,7 +135,7 @@ impl<'a> Origin<'a> {
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,
             Origin::Command { view: Some(_), .. } => EntryPoint::Bwrap,
-            Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) | Origin::Template(_) => EntryPoint::Run,
+            Origin::Command { .. } | Origin::Script { .. } | Origin::Carried(_) | Origin::Template(_) => EntryPoint::Run,
             Origin::Interpreter { via, .. } => via,
             Origin::Session { .. } => EntryPoint::Session,
         }
@@ -164,10 +164,10 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// A program of stockade's own to run behind every layer of a policy. No request can name
-/// one: it is for clients of this crate that carry it.
+/// A program that Stockade carries, to run behind every layer of a policy. No request can name
+/// one: it is for clients of this crate that have it as bytes.
 #[derive(Clone, Debug, Default)]
-pub struct Image<'a> {
+pub struct CarriedProgram<'a> {
     /// Its name.
     pub name: &'a str,
     /// The program, static.
@@ -204,7 +204,7 @@ pub struct Admission<'a> {
     /// The plan.
     pub plan: Plan,
     program: FileBytes<'a>,
-    image: Option<&'static [u8]>,
+    carried_program: Option<&'static [u8]>,
     memory: Option<Memory>,
     files: Vec<(String, FileBytes<'a>)>,
     stdin: StdinBytes<'a>,
@@ -304,11 +304,11 @@ impl<'a> Admission<'a> {
         let memory = if let Origin::Template(run) = origin { run.memory() } else { memory };
         let sandbox = builder.sandbox(&plan, prepared)?;
         let SandboxBuilder { record, unswept, .. } = builder;
-        let Parts { program, image, files, stdin, collect } = parts;
+        let Parts { program, carried_program, files, stdin, collect } = parts;
         Ok(Admission {
             plan,
             program,
-            image,
+            carried_program,
             memory,
             files,
             stdin,
@@ -346,7 +346,7 @@ impl<'a> Admission<'a> {
         let kept = state.map(|state| state.copies(&self.plan, self.purpose)).transpose()?;
         let inputs = Inputs {
             program: self.program,
-            image: self.image,
+            carried_program: self.carried_program,
             memory: self.memory,
             files: self.files,
             stdin: match self.stdin {

@@ -41,7 +41,7 @@ use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule}
 use stockade_protocol::{NO_TEMPLATE, Report, Request, StartKind, screen::Action};
 
 use admit::RunSandbox;
-pub use admit::{Admission, Image, Origin, Purpose, RunSettings};
+pub use admit::{Admission, CarriedProgram, Origin, Purpose, RunSettings};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
 use caller::{CallerError, Identity};
@@ -486,8 +486,8 @@ fn end_command(recorder: AuditRecorder<'_>, came: Result<Relayed, Refusal>) -> R
     }
 }
 
-/// What came of an image's run.
-pub struct ImageResult {
+/// What came of a carried program's run.
+pub struct CarriedResult {
     /// What it printed, as far as it was kept.
     pub output: Vec<u8>,
     /// The result.
@@ -496,17 +496,17 @@ pub struct ImageResult {
     pub plan: Plan,
 }
 
-/// Runs a program of stockade's own under a policy. It leaves no record in the audit log,
+/// Runs a program that Stockade carries under a policy. It leaves no record in the audit log,
 /// because no caller sent it.
 ///
 /// # Errors
 /// It was not started.
-pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) -> Result<ImageResult, Refusal> {
-    let spec = RunSpec { origin: Origin::Image(image), loaded, options, recorder: None, pass: None, step: None };
+pub fn run_carried(program: &CarriedProgram<'_>, loaded: &LoadedPolicy, options: &Options) -> Result<CarriedResult, Refusal> {
+    let spec = RunSpec { origin: Origin::Carried(program), loaded, options, recorder: None, pass: None, step: None };
     let RunResult { outcome, plan, .. } = attempt(spec, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
-    Ok(ImageResult { output, report, plan })
+    Ok(CarriedResult { output, report, plan })
 }
 
 /// Runs a command under a policy, with empty stdin, and keeps what it prints. The audit log has it

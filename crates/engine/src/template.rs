@@ -130,14 +130,14 @@ pub struct Made {
 
 /// An image that is complete, with what is known of it.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct TemplateImage {
     /// Its file, sealed.
     pub file: Arc<OwnedFd>,
     /// What is known of it.
     pub made: Made,
 }
 
-impl Image {
+impl TemplateImage {
     /// Whether nothing can change it any more.
     fn is_sealed(&self) -> bool {
         fcntl_get_seals(&self.file).is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK))
@@ -159,7 +159,7 @@ fn start_sha256(plan: &Plan) -> String {
 
 /// A template whose copies may run programs.
 pub(crate) struct Template {
-    image: Image,
+    image: TemplateImage,
     stem: Option<String>,
     /// How a copy is started.
     plan: Rc<Plan>,
@@ -247,7 +247,7 @@ struct CopiesOf {
 }
 
 impl CopiesOf {
-    fn of(self, image: Image) -> Result<Template, String> {
+    fn of(self, image: TemplateImage) -> Result<Template, String> {
         let CopiesOf { stem, plan, template } = self;
         if !image.is_for(&plan) {
             return Err(String::from("the policy is another one than when the session began"));

@@ -24,7 +24,7 @@ pub(crate) fn gather(job: &Job<'_>, prestarted: bool) -> Result<Evidence, Failur
     let failed = |errno| Failure::new(Step::Receipt, errno);
     let begun = process::monotonic_us();
     let descriptors = count_descriptors().map_err(failed)?;
-    let optional = [job.start.payload_landlock, job.start.image, job.start.memory];
+    let optional = [job.start.payload_landlock, job.start.by_descriptor, job.start.memory];
     if descriptors != EXPECTED_DESCRIPTORS + optional.map(u32::from).iter().sum::<u32>() {
         return Err(failed(Errno::BADF).because(b"a descriptor too many is open"));
     }
@@ -37,7 +37,7 @@ pub(crate) fn gather(job: &Job<'_>, prestarted: bool) -> Result<Evidence, Failur
     Ok(Evidence { descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us, prestarted })
 }
 
-/// Job, stdout, stderr, status, the payload's stdin, lifeline. A ruleset, a payload image and the
+/// Job, stdout, stderr, status, the payload's stdin, lifeline. A ruleset, the payload's program and the
 /// file of a memory image add one each.
 const EXPECTED_DESCRIPTORS: u32 = 6;
 

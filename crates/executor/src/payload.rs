@@ -7,10 +7,10 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::io::Errno;
-use stockade_protocol::{frame::ProcessStart, image, step::Step};
+use stockade_protocol::{frame::ProcessStart, memory_image, step::Step};
 use stockade_sys::{
     landlock, process, seccomp,
-    start::{Arguments, TerminatedBytes, descriptor, exec_image, exec_prepared, vfork},
+    start::{Arguments, TerminatedBytes, descriptor, exec_by_descriptor, exec_prepared, vfork},
 };
 
 use crate::Failure;
@@ -94,7 +94,7 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
     process::place_descriptor(descriptor::STDIN, 0)?;
     if start.memory {
         // In this process alone: pid 1 keeps its status pipe there.
-        process::place_descriptor(descriptor::MEMORY, image::DESCRIPTOR)?;
+        process::place_descriptor(descriptor::MEMORY, memory_image::DESCRIPTOR)?;
     }
 
     if start.payload_landlock {
@@ -117,8 +117,8 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
     }
 
     begin(Step::ExecPayload);
-    if start.image {
-        return Err(exec_image(descriptor::IMAGE, &prepared.arguments));
+    if start.by_descriptor {
+        return Err(exec_by_descriptor(descriptor::PROGRAM, &prepared.arguments));
     }
     // As execvp(3): ENOENT moves on to the next directory, EACCES is reported if none works.
     let mut failed = Errno::NOENT;

@@ -8,7 +8,7 @@ use rustix::{
     fd::BorrowedFd,
     fs::{Mode, OFlags, fstat, open},
 };
-use stockade_protocol::image::{HEADER_LENGTH, PAGE, hot_list, parse, protection, set_hot};
+use stockade_protocol::memory_image::{HEADER_LENGTH, PAGE, hot_list, parse, protection, set_hot};
 use stockade_sys::memory::{AddressRange, map_work_area, read_into, unmap, write_from};
 
 use crate::{

@@ -40,7 +40,7 @@ use core::{
 };
 
 use rustix::fd::BorrowedFd;
-use stockade_protocol::image::{Inbox, place};
+use stockade_protocol::memory_image::{Inbox, place};
 use stockade_sys::{
     memory::{AddressRange, unmap},
     thread_state::heap_end,

@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write};
 
-use stockade_protocol::image::{ImageError, Mapping};
+use stockade_protocol::memory_image::{Mapping, MemoryImageError};
 use stockade_sys::Errno;
 
 /// Why no image was written.
@@ -18,7 +18,7 @@ pub(crate) enum Refusal {
     /// A system call failed.
     Call { what: &'static str, errno: Errno },
     /// The image would be refused when it is checked.
-    Image(ImageError),
+    Image(MemoryImageError),
 }
 
 /// A mapping to be named, copied out of the work area.

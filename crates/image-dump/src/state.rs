@@ -1,11 +1,11 @@
 //! What the kernel and glibc keep for the one thread: the header of the image.
 //!
-//! It reads only. Which values are possible is `stockade_protocol::image`'s judgement.
+//! It reads only. Which values are possible is `stockade_protocol::memory_image`'s judgement.
 
 use core::ffi::{CStr, c_int, c_void};
 
 use rustix::fs::stat;
-use stockade_protocol::image::{Bounds, Header, SIGNALS, SignalAction};
+use stockade_protocol::memory_image::{Bounds, Header, SIGNALS, SignalAction};
 use stockade_sys::thread_state::{
     blocked_signals, heap_end, name, robust_list, segment_bases, set_umask, signal_action, signal_stack, thread_id, tid_address,
 };

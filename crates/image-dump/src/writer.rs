@@ -11,7 +11,7 @@ use rustix::{
     fs::{Mode, OFlags, ftruncate, open},
     io::Errno,
 };
-use stockade_protocol::image::{
+use stockade_protocol::memory_image::{
     HEADER_LENGTH, HIGHEST, Header, Mapping, PAGE, Segment, SegmentKind, VdsoParts, header_used, parse, place, protection, write_segment,
 };
 use stockade_sys::memory::{AddressRange, map_work_area, unmap, write_from};

@@ -196,8 +196,9 @@ pub(crate) struct LauncherPipes {
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
-    /// The restorer's image, opened for this run alone: its position says whether that failed.
-    pub(crate) image: Option<OwnedFd>,
+    /// The file of the memory image, opened for this run alone: its position says whether the restorer
+    /// failed.
+    pub(crate) memory_file: Option<OwnedFd>,
 }
 
 /// The plan as the child reads it.
@@ -218,8 +219,8 @@ pub(crate) struct ChildData {
     /// The launcher counts what the sockets hold.
     pub(crate) sock_diag: bool,
     pub(crate) executor: &'static [u8],
-    /// The payload's program, where it is an image.
-    pub(crate) image: Option<&'static [u8]>,
+    /// The payload's program, where it is executed by descriptor: a carried one, or the restorer.
+    pub(crate) program_bytes: Option<&'static [u8]>,
     pub(crate) entries: Vec<Entry>,
     /// One of the entries is an image.
     pub(crate) has_image_root: bool,
@@ -285,8 +286,8 @@ impl ChildData {
         if plan.session != inputs.kept.is_some() {
             return Err(InputsError::Session.into());
         }
-        if plan.image != inputs.image.is_some() {
-            return Err(InputsError::Image.into());
+        if plan.carried_program != inputs.carried_program.is_some() {
+            return Err(InputsError::CarriedProgram.into());
         }
         let mut trees = Vec::new();
         let mut entries = vec![Entry::StandIn];
@@ -322,7 +323,7 @@ impl ChildData {
             egress: plan.egress.is_some(),
             sock_diag: plan.limits.get(LimitKey::Memory).is_some(),
             executor: EXECUTOR,
-            image: inputs.image.or_else(|| inputs.memory.as_ref().is_some_and(Memory::is_restored).then_some(RESTORER)),
+            program_bytes: inputs.carried_program.or_else(|| inputs.memory.as_ref().is_some_and(Memory::is_restored).then_some(RESTORER)),
             entries,
             has_image_root: plan.image_root.is_some(),
             writable_root: plan.has_writable_root(),
@@ -543,7 +544,7 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(Executor
         }
     }
     let job = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(job_failed)?;
-    let (memory, image) = match &inputs.memory {
+    let (memory, memory_file) = match &inputs.memory {
         None => (None, None),
         Some(Memory::ToWrite(file)) => (Some(duplicate(file)?), None),
         Some(Memory::ToRestore(file)) => {
@@ -552,21 +553,21 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(Executor
         }
     };
     let sent = ExecutorFiles { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write, memory };
-    Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read, image }))
+    Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read, memory_file }))
 }
 
-fn image_failed(errno: Errno) -> LaunchError {
+fn memory_failed(errno: Errno) -> LaunchError {
     LaunchError::system(ErrorKind::Prepare, "hand on the memory image")(errno)
 }
 
 fn duplicate(file: &OwnedFd) -> Result<OwnedFd, LaunchError> {
-    fcntl_dupfd_cloexec(file, 0).map_err(image_failed)
+    fcntl_dupfd_cloexec(file, 0).map_err(memory_failed)
 }
 
 /// The same file with a position of its own.
 fn open_anew(file: &OwnedFd) -> Result<OwnedFd, LaunchError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(image_failed)
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(memory_failed)
 }
 
 fn job_failed(errno: Errno) -> LaunchError {
@@ -586,7 +587,7 @@ fn process_start<'p>(plan: &'p Plan, memory: Option<&Memory>, filters: &'p Calle
         rlimits: plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect(),
         payload_landlock: plan.payload_landlock.handled != 0,
         terminal: plan.terminal,
-        image: plan.image || memory.is_some_and(Memory::is_restored),
+        by_descriptor: plan.carried_program || memory.is_some_and(Memory::is_restored),
         memory: memory.is_some(),
         filters: filters.programs.iter().map(Vec::as_slice).collect(),
         filters_key: filters.key,

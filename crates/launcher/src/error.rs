@@ -210,9 +210,9 @@ pub enum InputsError {
     /// Only one of them is a session's.
     #[error("the plan and its inputs disagree on there being a session")]
     Session,
-    /// Only one of them has a program of stockade's own.
-    #[error("the plan and its inputs disagree on the program's being an image")]
-    Image,
+    /// Only one of them has a carried program.
+    #[error("the plan and its inputs disagree on whether Stockade carries the program")]
+    CarriedProgram,
     /// The plan protects more than was found.
     #[error("the plan and its inputs disagree on what scratch holds")]
     Scratch,

@@ -79,8 +79,8 @@ pub fn is_left_out(layer: stockade_protocol::layer::Layer) -> bool {
 pub struct Inputs<'a> {
     /// The code; empty for a command.
     pub program: Cow<'a, [u8]>,
-    /// The program itself, where the plan has an image of one.
-    pub image: Option<&'static [u8]>,
+    /// The program, where the plan says that Stockade carries it.
+    pub carried_program: Option<&'static [u8]>,
     /// The memory image that the program's process writes or comes from.
     pub memory: Option<Memory>,
     /// Files to write, by path below scratch.
@@ -122,7 +122,7 @@ pub struct Inputs<'a> {
     pub beside: Option<Box<dyn FnOnce() + 'a>>,
 }
 
-/// The file of a memory image (`stockade_protocol::image`), and what a run does with it.
+/// The file of a memory image (`stockade_protocol::memory_image`), and what a run does with it.
 #[derive(Clone, Debug)]
 pub enum Memory {
     /// The program gets the empty file, to write its own memory to it.

@@ -232,7 +232,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             ),
         );
     }
-    if plan.image {
+    if plan.carried_program {
         layer(
             "image",
             Known::Applied,

@@ -207,7 +207,7 @@ struct Rooted<'p> {
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
-    image: Option<OwnedFd>,
+    program: Option<OwnedFd>,
     proc: OwnedFd,
     modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
@@ -248,7 +248,7 @@ impl<'p> Rooted<'p> {
             sockets.send(shared.handover.as_fd()).at(Step::EgressSockets)?;
         }
         let executor = place_program(root.tmpfs(), data.executor).at(Step::PlaceExecutor)?;
-        let image = data.image.map(|bytes| place_program(root.tmpfs(), bytes)).transpose().at(Step::PlaceExecutor)?;
+        let program = data.program_bytes.map(|bytes| place_program(root.tmpfs(), bytes)).transpose().at(Step::PlaceExecutor)?;
         let LauncherMessage::Scratch { executor: for_executor, tree } = shared.recv(Step::AwaitScratch)? else {
             return Err(Errno::PROTO).at(Step::AwaitScratch);
         };
@@ -266,16 +266,16 @@ impl<'p> Rooted<'p> {
         if !data.writable_root {
             shared.step(Step::SealRoot, || stockade_sys::mount::set_attributes(root.top(), attr::RDONLY, false))?;
         }
-        // The pivot left us at the root of the tmpfs, which is "/" now.
+        // The pivot left us at the new root, which is "/" now.
         shared.step(Step::PivotRoot, || rustix::process::chdir(c"/"))?;
         let terminal = if data.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
         let root = root.into_tmpfs();
-        Ok(Rooted { shared, data, lifeline, for_executor, root, scratch, executor, image, proc, modules: made.modules, terminal })
+        Ok(Rooted { shared, data, lifeline, for_executor, root, scratch, executor, program, proc, modules: made.modules, terminal })
     }
 
     /// Gives up everything that could undo the above.
     fn confine(self) -> StepResult<Confined<'p>> {
-        let Rooted { shared, data, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
+        let Rooted { shared, data, lifeline, for_executor, root, scratch, executor, program, proc, modules, terminal } = self;
         let nested = data.user_namespaces == UserNamespaces::Nested;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
@@ -290,12 +290,12 @@ impl<'p> Rooted<'p> {
         // That was the last mount: the launcher can look at them while the rest is done.
         ChildMessage::MountsStand.send(&shared.handover).at(Step::SealRoot)?;
         // After the last mount call, which its domain forbids. Put on when nothing else is to come.
-        let programs = std::iter::once(&executor).chain(&image);
+        let programs = std::iter::once(&executor).chain(&program);
         let landlock = data.landlock.as_ref().map(|rules| ruleset(rules, programs, Step::Landlock)).transpose()?;
         // Before the filter too, which refuses rules where a host scratch is counted. The payload's
         // process puts it on.
         let for_payload = data.payload_landlock.as_ref();
-        let payload_landlock = for_payload.map(|rules| ruleset(rules, image.iter(), Step::PayloadLandlock)).transpose()?;
+        let payload_landlock = for_payload.map(|rules| ruleset(rules, program.iter(), Step::PayloadLandlock)).transpose()?;
         // That was the last use of the outer namespace's rights. The inner one comes before the
         // drop, because it refills the sets, the bounding set too. From here on mounts, host name
         // and network of the outer one are out of reach for any capability.
@@ -337,7 +337,7 @@ impl<'p> Rooted<'p> {
             root,
             scratch,
             executor,
-            image,
+            program,
             payload_landlock,
             listener,
             modules,
@@ -373,7 +373,7 @@ struct Confined<'p> {
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
-    image: Option<OwnedFd>,
+    program: Option<OwnedFd>,
     payload_landlock: Option<OwnedFd>,
     listener: Option<OwnedFd>,
     modules: Option<OwnedFd>,
@@ -409,12 +409,12 @@ impl Confined<'_> {
         let lifeline = above(self.lifeline.as_fd())?;
         let executor = above(self.executor.as_fd())?;
         let optional = |fd: &Option<OwnedFd>| fd.as_ref().map(|fd| above(fd.as_fd())).transpose();
-        let (ruleset, image, memory) = (optional(&self.payload_landlock)?, optional(&self.image)?, optional(memory)?);
+        let (ruleset, program, memory) = (optional(&self.payload_landlock)?, optional(&self.program)?, optional(memory)?);
         // Every other descriptor, of the launcher or of its caller, is closed by
         // the exec; none is opened without close-on-exec after this.
         process::close_on_exec_from(0).at(Step::Descriptors)?;
         let fixed = [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)];
-        let optional = [(&ruleset, RULESET), (&image, IMAGE), (&memory, MEMORY)];
+        let optional = [(&ruleset, RULESET), (&program, PROGRAM), (&memory, MEMORY)];
         let there = optional.into_iter().filter_map(|(fd, number)| fd.as_ref().map(|fd| (fd, number)));
         for (fd, number) in fixed.into_iter().chain(there) {
             process::place_descriptor(fd, number).at(Step::Descriptors)?;
@@ -426,7 +426,7 @@ impl Confined<'_> {
 const LOWEST_FREE: i32 = 16;
 /// Where the executor finds the ruleset of the payload's Landlock layer.
 const RULESET: i32 = 6;
-/// Where it finds the image of the payload's program.
-const IMAGE: i32 = 7;
+/// Where it finds the payload's program, where that is executed by descriptor.
+const PROGRAM: i32 = 7;
 /// Where it finds the file of a memory image that the payload gets.
 const MEMORY: i32 = 8;

@@ -134,8 +134,8 @@ struct Supervision<'a> {
     epoll: OwnedFd,
     handshake: Handshake,
     streams: PayloadStreams<'a>,
-    /// The image of which the program's process is a copy.
-    image: Option<OwnedFd>,
+    /// The file of the memory image of which the program's process is a copy.
+    memory_file: Option<OwnedFd>,
     quota: Quota,
     outer: OuterNamespaces,
     gate: Option<Gate>,
@@ -281,7 +281,7 @@ impl<'a> Supervision<'a> {
             state: State::Setup(Setup { since: Instant::now(), timeout, usable_cpus, expected: ExpectedSandbox::of(plan)?, mounts: None }),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?,
             handshake: Handshake { status_read, status: Vec::new(), handover, lifeline },
-            image: pipes.image.take(),
+            memory_file: pipes.memory_file.take(),
             streams: PayloadStreams::new(plan, inputs.streams, pipes, inputs.stdin).map_err(failed("feed stdin"))?,
             quota: Quota::new(plan, inputs.scratch, inputs.writable_trees, tmp).map_err(failed(quota::COUNT))?,
             outer,

@@ -101,7 +101,7 @@ pub enum Program {
         runtime: String,
     },
     /// A program that Stockade brings, given as bytes, under this name.
-    Image(String),
+    Carried(String),
 }
 
 impl Default for Program {
@@ -233,7 +233,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         egress,
         terminal: run_request.terminal,
         session: run_request.session || run_request.step.is_some(),
-        image: matches!(run_request.program, Program::Image(_)),
+        carried_program: matches!(run_request.program, Program::Carried(_)),
         degraded,
     })
 }
@@ -539,7 +539,7 @@ fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, sc
             let argv = command.iter().chain(&run_request.arguments).cloned().collect();
             return Ok((argv, None, interpreter_paths(run_request, None)));
         }
-        Program::Image(name) => return Ok((vec![name.clone()], None, Vec::new())),
+        Program::Carried(name) => return Ok((vec![name.clone()], None, Vec::new())),
         Program::Interpreter { runtime } => (runtime.as_str(), None),
         Program::Code { language, filename, stem } => (language.as_deref().unwrap_or(&policy.language), Some((filename, stem))),
     };
@@ -667,7 +667,7 @@ fn plan_environment(
     let language = match &run_request.program {
         Program::Code { language, .. } => Some(language.as_deref().unwrap_or(&policy.language)),
         Program::Interpreter { runtime } => Some(runtime.as_str()),
-        Program::Command(_) | Program::Image(_) => None,
+        Program::Command(_) | Program::Carried(_) => None,
     };
     if let Some(language) = language {
         let (_, runtime) = find_runtime(policy, language)?;

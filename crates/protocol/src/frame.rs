@@ -177,9 +177,9 @@ pub struct ProcessStart<'a> {
     pub payload_landlock: bool,
     /// Whether the payload's descriptors are a terminal, to become its controlling one.
     pub terminal: bool,
-    /// Whether the program is an image that came by descriptor, and not a file by name.
-    pub image: bool,
-    /// Whether the program gets the file of a memory image, at [`crate::image::DESCRIPTOR`].
+    /// Whether the program came by descriptor, and is not sought by name.
+    pub by_descriptor: bool,
+    /// Whether the program gets the file of a memory image, at [`crate::memory_image::DESCRIPTOR`].
     pub memory: bool,
     /// Filters of system calls that its process loads last, instructions as the kernel has them.
     pub filters: Vec<&'a [u8]>,
@@ -198,7 +198,7 @@ impl<'a> ProcessStart<'a> {
         }
         w.u32(u32::from(self.payload_landlock));
         w.u32(u32::from(self.terminal));
-        w.u32(u32::from(self.image));
+        w.u32(u32::from(self.by_descriptor));
         w.u32(u32::from(self.memory));
         w.strings(&self.filters);
         w.u64(self.filters_key);
@@ -211,7 +211,7 @@ impl<'a> ProcessStart<'a> {
             rlimits: r.list(|r| Ok((r.u32()?, r.option()?)))?,
             payload_landlock: r.u32()? != 0,
             terminal: r.u32()? != 0,
-            image: r.u32()? != 0,
+            by_descriptor: r.u32()? != 0,
             memory: r.u32()? != 0,
             filters: r.strings()?,
             filters_key: r.u64()?,

@@ -15,10 +15,10 @@ pub mod ending;
 #[cfg(feature = "form")]
 pub mod form;
 pub mod frame;
-pub mod image;
 pub mod landlock;
 pub mod layer;
 mod limit;
+pub mod memory_image;
 #[cfg(feature = "json")]
 pub mod modules;
 pub mod probe;

@@ -1,6 +1,6 @@
 //! Running scripts in sandboxes of the policy under test.
 
-use stockade_engine::{Image, ImageResult, LoadedPolicy, Options, Refusal, run_image};
+use stockade_engine::{CarriedProgram, CarriedResult, LoadedPolicy, Options, Refusal, run_carried};
 use stockade_protocol::{
     LimitKey, Verdict,
     probe::{Answer, Batch, NOT_PREPARED, Script, decode_answers},
@@ -39,7 +39,7 @@ pub(crate) struct ProbeRun {
     /// The answers, where the probe could give them.
     pub(crate) answers: Option<Vec<Answer>>,
     /// The run.
-    pub(crate) result: ImageResult,
+    pub(crate) result: CarriedResult,
 }
 
 impl ProbeRun {
@@ -84,14 +84,14 @@ impl Inside<'_> {
         let (prelude, scripts) = (probe_batch.prelude.clone(), probe_batch.scripts.clone());
         let count = scripts.len();
         let batch = Batch { nonce, prelude, timeout_s: if probe_batch.long { LONG_SCRIPT_TIMEOUT_S } else { SCRIPT_TIMEOUT_S }, scripts };
-        let image = Image {
+        let program = CarriedProgram {
             name: "stockade-probe",
             program: PROBE,
             stdin: &batch.encode(),
             limits: probe_batch.limits.clone(),
             collect: probe_batch.collect.iter().map(|glob| String::from(*glob)).collect(),
         };
-        let result = run_image(&image, self.loaded, self.options)?;
+        let result = run_carried(&program, self.loaded, self.options)?;
         if result.report.verdict == Verdict::Cancelled {
             // A signal ended that run, and with it the proof.
             return Err(ProveError::Cancelled.into());

@@ -5,7 +5,7 @@
 
 use core::slice;
 
-use stockade_protocol::image::{Inbox, PAGE, place};
+use stockade_protocol::memory_image::{Inbox, PAGE, place};
 use stockade_sys::{
     Result,
     memory::{AddressRange, map_work_area},

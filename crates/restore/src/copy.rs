@@ -10,7 +10,9 @@ use rustix::{
     fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     fs::fstat,
 };
-use stockade_protocol::image::{DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, Image, LOWEST, SIGNALS, SegmentKind, parse, place, protection};
+use stockade_protocol::memory_image::{
+    DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, LOWEST, MemoryImage, SIGNALS, SegmentKind, parse, place, protection,
+};
 use stockade_sys::{
     memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, read_into, unmap},
     thread_state::{
@@ -61,7 +63,7 @@ pub(crate) unsafe fn become_copy(arguments: &InitialArguments, file: BorrowedFd<
 }
 
 /// Maps and checks the header.
-fn map_header(file: BorrowedFd<'_>) -> Result<Image<'static>, Failure> {
+fn map_header(file: BorrowedFd<'_>) -> Result<MemoryImage<'static>, Failure> {
     let status = fstat(file).map_err(to("look at the image's descriptor"))?;
     map_file_at(HEADER, protection::READ, file, 0).map_err(to("map the header"))?;
     let length = u64::try_from(status.st_size).unwrap_or(0);
@@ -77,7 +79,7 @@ fn map_header(file: BorrowedFd<'_>) -> Result<Image<'static>, Failure> {
 ///
 /// # Safety
 /// Nothing outside the restorer's places is used afterwards.
-unsafe fn exchange_memory(image: &Image<'_>, vdso: u64, file: impl AsFd) -> Result<(), Failure> {
+unsafe fn exchange_memory(image: &MemoryImage<'_>, vdso: u64, file: impl AsFd) -> Result<(), Failure> {
     let header = &image.header;
     let parts = || header.vdso.as_slice().iter();
     for part in parts() {
@@ -137,6 +139,6 @@ unsafe fn exchange_state(header: &Header, moved: &MovedArguments) -> Result<(), 
         unsafe { set_signal_action(signal, &action) }.map_err(to("set a signal's action"))?;
     }
     // SAFETY: the check found it in writable memory of the image, aligned.
-    unsafe { (header.inbox as *mut stockade_protocol::image::Inbox).write(moved.inbox) };
+    unsafe { (header.inbox as *mut stockade_protocol::memory_image::Inbox).write(moved.inbox) };
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Makes a running copy of a process from its image, in this process: with its pid, user,
 //! descriptors, working directory, limits and namespaces, and behind its filters.
 //!
-//! It is started with the image at descriptor [`stockade_protocol::image::DESCRIPTOR`] and with the arguments and the
+//! It is started with the image at descriptor [`stockade_protocol::memory_image::DESCRIPTOR`] and with the arguments and the
 //! environment of the copy. The image is mapped copy-on-write, so that many copies share it.
 //! The header is checked as hostile bytes, though a bad one could only harm this process,
 //! which is a payload like every other. Once the image is closed, descriptors are the
@@ -23,7 +23,7 @@ use rustix::{
     fd::BorrowedFd,
     fs::{SeekFrom, seek},
 };
-use stockade_protocol::image::{DESCRIPTOR, ImageError};
+use stockade_protocol::memory_image::{DESCRIPTOR, MemoryImageError};
 use stockade_sys::{Errno, process::exit_now};
 
 use arguments::InitialArguments;
@@ -34,7 +34,7 @@ pub const FAILED: i32 = 125;
 /// Why no copy was made.
 pub(crate) enum Failure {
     Call { what: &'static str, errno: Errno },
-    Image(ImageError),
+    Image(MemoryImageError),
 }
 
 impl Failure {
@@ -47,8 +47,8 @@ impl Failure {
     }
 }
 
-impl From<ImageError> for Failure {
-    fn from(error: ImageError) -> Self {
+impl From<MemoryImageError> for Failure {
+    fn from(error: MemoryImageError) -> Self {
         Failure::Image(error)
     }
 }

@@ -192,8 +192,8 @@ pub mod descriptor {
     pub const LIFELINE: BorrowedFd<'static> = fixed(5);
     /// The ruleset of the payload's own Landlock layer, where it has one.
     pub const RULESET: BorrowedFd<'static> = fixed(6);
-    /// The payload's program, where it is an image.
-    pub const IMAGE: BorrowedFd<'static> = fixed(7);
+    /// The payload's program, where it is executed by descriptor.
+    pub const PROGRAM: BorrowedFd<'static> = fixed(7);
     /// The file of a memory image that the payload gets, where it gets one.
     pub const MEMORY: BorrowedFd<'static> = fixed(8);
 }
@@ -233,10 +233,10 @@ pub fn exec_prepared(path: TerminatedBytes<'_>, arguments: &Arguments<'_>) -> cr
     }
 }
 
-/// Replaces this process by the program behind `image`; returns the errno when that failed.
-pub fn exec_image(image: rustix::fd::BorrowedFd<'_>, arguments: &Arguments<'_>) -> crate::Errno {
+/// Replaces this process by the program behind `program`; returns the errno when that failed.
+pub fn exec_by_descriptor(program: rustix::fd::BorrowedFd<'_>, arguments: &Arguments<'_>) -> crate::Errno {
     // SAFETY: as in `exec_prepared`.
-    match unsafe { crate::clone::exec_descriptor(image, arguments.argv.as_ptr(), arguments.envp.as_ptr()) } {
+    match unsafe { crate::clone::exec_descriptor(program, arguments.argv.as_ptr(), arguments.envp.as_ptr()) } {
         Ok(never) => match never {},
         Err(errno) => errno,
     }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use stockade_protocol::image::{
+use stockade_protocol::memory_image::{
     Bounds, HEADER_LENGTH, HIGHEST, Header, LOWEST, PAGE, Segment, SegmentKind, header_used, hot_list, parse, place, write_segment,
 };
 

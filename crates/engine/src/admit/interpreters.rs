@@ -103,7 +103,7 @@ pub(super) fn check_interpreters(
     let language = match &run_request.program {
         Program::Code { language, .. } => language.as_deref().unwrap_or(&policy.language),
         Program::Interpreter { runtime } => runtime,
-        Program::Command(_) | Program::Image(_) => &policy.language,
+        Program::Command(_) | Program::Carried(_) => &policy.language,
     };
     if let Ok((name, runtime)) = stockade_policy::plan::find_runtime(policy, language) {
         let program = runtime.venv.as_ref().map(|_| runtime.interpreter());

@@ -209,7 +209,7 @@ fn guess(error: &serde_json::Error) -> &'static str {
 #[derive(Default)]
 pub(crate) struct Parts<'a> {
     pub(super) program: FileBytes<'a>,
-    pub(super) image: Option<&'static [u8]>,
+    pub(super) carried_program: Option<&'static [u8]>,
     pub(crate) files: Vec<(String, FileBytes<'a>)>,
     pub(crate) stdin: StdinBytes<'a>,
     pub(super) collect: Vec<String>,
@@ -290,12 +290,12 @@ pub(super) fn well_formed<'a>(
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
         }
-        Origin::Image(image) => {
-            run_request.program = Program::Image(image.name.to_owned());
-            run_request.limits = image.limits.clone();
-            parts.image = Some(image.program);
-            parts.stdin = StdinBytes::Bytes(image.stdin.into());
-            parts.collect = image.collect.clone();
+        Origin::Carried(carried) => {
+            run_request.program = Program::Carried(carried.name.to_owned());
+            run_request.limits = carried.limits.clone();
+            parts.carried_program = Some(carried.program);
+            parts.stdin = StdinBytes::Bytes(carried.stdin.into());
+            parts.collect = carried.collect.clone();
         }
         Origin::Template(run) => {
             check_request(run.request, policy, Some(run.stem), &mut run_request, &mut parts)?;

@@ -60,7 +60,7 @@ pub(crate) fn scratch_of(origin: Origin<'_>, options: &Options) -> Result<Option
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match origin {
         Origin::Request(request) | Origin::Script { request, .. } => request.scratch.clone(),
-        Origin::Command { .. } | Origin::Interpreter { .. } | Origin::Image(_) | Origin::Template(_) | Origin::Session { .. } => None,
+        Origin::Command { .. } | Origin::Interpreter { .. } | Origin::Carried(_) | Origin::Template(_) | Origin::Session { .. } => None,
     };
     if let (Some(key), Some(scratch)) = (&options.key, &wanted) {
         return Err(RightsError::ScratchOfKey { key: key.clone(), scratch: scratch.clone() }.into());

@@ -15,7 +15,7 @@ use std::{
 use stockade_policy::plan::{MAIN, Plan};
 use stockade_protocol::service::{TemplateOf, TemplateWanted};
 
-use super::{Image, Template, make::plan_of_copies};
+use super::{Template, TemplateImage, make::plan_of_copies};
 use crate::{LoadedPolicy, Options, pool::NotPrestarted};
 
 /// So many are kept; the one that was used least recently goes for another.
@@ -31,7 +31,7 @@ pub struct Lease {
     /// Its number at the service.
     pub number: u64,
     /// The image.
-    pub image: Image,
+    pub image: TemplateImage,
     /// Copies that may be made.
     pub runs: u64,
     /// When it was made.

@@ -18,7 +18,7 @@ use stockade_launcher::{Outcome, Streams};
 use stockade_policy::{model::Policy, plan::Plan};
 use stockade_protocol::{
     LimitKey, Request, Verdict,
-    image::{self, HostFacts, ImageError, VdsoParts},
+    memory_image::{self, HostFacts, MemoryImageError, VdsoParts},
     text::escape_line,
 };
 
@@ -88,7 +88,7 @@ pub enum NoTemplate {
     Changed(PathBuf),
     /// The image is not one.
     #[error("its image: {0}")]
-    Image(#[from] ImageError),
+    Image(#[from] MemoryImageError),
     /// A file of this host could not be had.
     #[error("{what}: {errno}")]
     File {
@@ -171,7 +171,7 @@ impl TemplateRun<'_> {
         let below = |name: &str| place.join(name).to_string_lossy().into_owned();
         let own = [
             ("PYTHONPATH", place.to_string_lossy().into_owned()),
-            ("STOCKADE_TEMPLATE_FD", image::DESCRIPTOR.to_string()),
+            ("STOCKADE_TEMPLATE_FD", memory_image::DESCRIPTOR.to_string()),
             ("STOCKADE_TEMPLATE_LIBRARY", below("image.so")),
             ("STOCKADE_TEMPLATE_IMPORTS", template.imports.join(",")),
             ("STOCKADE_TEMPLATE_WARM", below("warm.py")),
@@ -315,14 +315,14 @@ fn seal_and_check(image: &OwnedFd) -> Result<u64, NoTemplate> {
     let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     fcntl_add_seals(image, seals).map_err(file_failed("seal the image"))?;
     let length = fstat(image).map_err(file_failed("look at the image"))?.st_size.cast_unsigned();
-    let mut header = vec![0; image::HEADER_LENGTH];
+    let mut header = vec![0; memory_image::HEADER_LENGTH];
     let file = File::from(rustix::io::fcntl_dupfd_cloexec(image, 0).map_err(file_failed("read the image"))?);
     if file.read_exact_at(&mut header, 0).is_err() {
-        return Err(ImageError::Truncated.into());
+        return Err(MemoryImageError::Truncated.into());
     }
     let maps = std::fs::read("/proc/self/maps").map_err(|error| file_failed("read /proc/self/maps")(errno_of(&error)))?;
     let vdso = VdsoParts::from_maps(&maps).unwrap_or_default();
-    image::check(&header, length, &HostFacts { vdso })?;
+    memory_image::check(&header, length, &HostFacts { vdso })?;
     Ok(length)
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use stockade_policy::plan::MAIN;
 
 use super::{
-    Image, Made, NoTemplate,
+    Made, NoTemplate, TemplateImage,
     make::{empty_image, errno_of, file_failed},
 };
 use crate::{
@@ -62,7 +62,7 @@ pub enum Progress {
     /// It is at work.
     Going(Maker),
     /// It has made this.
-    Made(Image),
+    Made(TemplateImage),
     /// The template is no good start: the next would be none either.
     Refused(String),
     /// It has ended without an answer, or with one that another try may change.
@@ -124,7 +124,7 @@ impl Maker {
     fn end(self) -> Progress {
         match serde_json::from_slice(&self.read) {
             Ok(Answer::Made(made)) => {
-                let image = Image { file: Arc::clone(&self.image), made };
+                let image = TemplateImage { file: Arc::clone(&self.image), made };
                 if image.is_sealed() { Progress::Made(image) } else { Progress::Refused(String::from("its image is not sealed")) }
             }
             Ok(Answer::Refused(why)) => Progress::Refused(shortened(&why)),

@@ -20,7 +20,7 @@ use rustix::{
     fs::{SeekFrom, seek},
     io::Errno,
 };
-use stockade_protocol::image::{HEADER_LENGTH, HostFacts, PAGE, VdsoParts, check, parse, protection, set_hot};
+use stockade_protocol::memory_image::{HEADER_LENGTH, HostFacts, PAGE, VdsoParts, check, parse, protection, set_hot};
 use stockade_sys::seccomp::{
     Instruction,
     program::{ALLOW, NUMBER, answer, equal, load, load_argument},

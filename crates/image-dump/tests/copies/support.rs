@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use stockade_protocol::image::DESCRIPTOR;
+use stockade_protocol::memory_image::DESCRIPTOR;
 use stockade_sys::seccomp::load_filter;
 
 pub const RESTORER: &str = env!("STOCKADE_RESTORE");

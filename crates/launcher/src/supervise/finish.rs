@@ -109,7 +109,7 @@ impl Supervision<'_> {
     /// Where the restorer has made no copy, the program has not run, whatever pid 1 says. Only the
     /// restorer moves the position of the image's open file, which it closes before the copy goes on.
     fn check_copy(&mut self) {
-        let Some(position) = self.image.as_ref().map(|image| seek(image, SeekFrom::Current(0))) else { return };
+        let Some(position) = self.memory_file.as_ref().map(|file| seek(file, SeekFrom::Current(0))) else { return };
         let failure = match position {
             Ok(0) => return,
             Ok(errno) => LaunchError::Restore(Errno::from_raw_os_error(i32::try_from(errno.min(MAX_ERRNO)).unwrap_or_default())),

@@ -30,7 +30,7 @@ pub(super) fn plan_modules(
     let own = match &run_request.program {
         Program::Code { language, .. } => Some(language.as_deref().unwrap_or(&policy.language)),
         Program::Interpreter { runtime } => Some(runtime.as_str()),
-        Program::Command(_) | Program::Image(_) => None,
+        Program::Command(_) | Program::Carried(_) => None,
     };
     let own = own.map(|language| find_runtime(policy, language)).transpose()?.map(|(name, _)| name);
     let mut watched: Vec<_> = policy.runtimes.iter().filter(|(_, runtime)| runtime.modules.watches()).collect();

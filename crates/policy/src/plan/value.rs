@@ -460,9 +460,9 @@ pub struct Plan {
     /// after it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub session: bool,
-    /// The program is an image: a file without a name, that may be executed by descriptor.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub image: bool,
+    /// Stockade carries the program as bytes: a file without a name, that is executed by descriptor.
+    #[serde(rename = "image", skip_serializing_if = "std::ops::Not::not")]
+    pub carried_program: bool,
     /// Layers that this run goes without, and why.
     pub degraded: Vec<(&'static str, String)>,
 }
@@ -510,7 +510,7 @@ impl Plan {
             egress,
             terminal,
             session,
-            image,
+            carried_program,
             degraded,
         } = self;
         (policy, policy_sha256, mode, identity, root, root_size)
@@ -519,7 +519,7 @@ impl Plan {
             && (scratch, cpus, filter) == (&other.scratch, &other.cpus, &other.filter)
             && (trees, working_directories, callers_filters) == (&other.trees, &other.working_directories, &other.callers_filters)
             && (landlock, payload_landlock) == (&other.landlock, &other.payload_landlock)
-            && (egress, terminal, session, image) == (&other.egress, &other.terminal, &other.session, &other.image)
+            && (egress, terminal, session, carried_program) == (&other.egress, &other.terminal, &other.session, &other.carried_program)
             && degraded == &other.degraded
             && cgroup.is_like(&other.cgroup)
     }

@@ -17,7 +17,7 @@ use std::{
 use stockade_engine::{
     Options,
     caller::Caller,
-    template::{Image, Maker, Progress},
+    template::{Maker, Progress, TemplateImage},
 };
 use stockade_protocol::service::{FromSupervisor, Key, ReadyFor, TemplateLent, TemplateOf, TemplateRefused, TemplateWanted};
 
@@ -112,7 +112,7 @@ struct State {
 /// An image that is lent.
 struct StoredImage {
     number: u64,
-    image: Image,
+    image: TemplateImage,
     /// What is known of it, as JSON.
     known: Arc<OwnedFd>,
     since: Instant,
@@ -254,7 +254,7 @@ impl TemplateStore {
     }
 
     /// Keeps an image, lends it to those who wait, and has the next made.
-    fn keep(&mut self, of: &TemplateOf, image: Image, begun: Instant, view: &SettingsView<'_>) -> Result<Vec<Reply>, String> {
+    fn keep(&mut self, of: &TemplateOf, image: TemplateImage, begun: Instant, view: &SettingsView<'_>) -> Result<Vec<Reply>, String> {
         // Its key has gone meanwhile.
         let (Some(served), Some(_)) = (view.served(of), self.all.get(of)) else { return Ok(Vec::new()) };
         let (size, most) = (image.made.size, view.memory / PART_OF_MEMORY);
@@ -377,7 +377,7 @@ mod tests {
     fn stored(number: u64, since: Instant) -> StoredImage {
         let made = serde_json::from_str(r#"{"modules": [], "files": {}, "size": 1, "start_sha256": ""}"#).unwrap();
         let file = Arc::new(sealed_file(b"x").unwrap());
-        StoredImage { number, image: Image { file: Arc::clone(&file), made }, known: file, since, runs_left: 100 }
+        StoredImage { number, image: TemplateImage { file: Arc::clone(&file), made }, known: file, since, runs_left: 100 }
     }
 
     #[test]

@@ -33,7 +33,7 @@ use stockade_engine::{
     refuse, refuse_unread,
     runner::Runner,
     signals::Signals,
-    template::{Image, Lease},
+    template::{Lease, TemplateImage},
 };
 use stockade_protocol::{
     OutputStream, PerStream, Report, Verdict,
@@ -334,7 +334,7 @@ impl SupervisorSocket {
         let made = self.file_of_json()?;
         let (now, age) = (Instant::now(), Duration::from_millis(monotonic_ms().saturating_sub(lent.made_ms)));
         let since = now.checked_sub(age).unwrap_or(now);
-        Ok(Lease { number: lent.number, image: Image { file: Arc::new(image), made }, runs: lent.runs, since })
+        Ok(Lease { number: lent.number, image: TemplateImage { file: Arc::new(image), made }, runs: lent.runs, since })
     }
 
     /// The descriptor that came along with a message.

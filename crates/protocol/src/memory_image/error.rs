@@ -20,7 +20,7 @@ pub enum RangeFault {
 /// Why an image is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "`index` counts entries from 0; the other fields are the value that was found")]
-pub enum ImageError {
+pub enum MemoryImageError {
     /// The file ends within the header.
     Truncated,
     /// The file is no image.
@@ -91,40 +91,40 @@ impl fmt::Display for RangeFault {
     }
 }
 
-impl fmt::Display for ImageError {
+impl fmt::Display for MemoryImageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("image: ")?;
         match self {
-            ImageError::Truncated => f.write_str("the file ends within the header"),
-            ImageError::Magic => f.write_str("the file is no image"),
-            ImageError::Version { version } => write!(f, "unknown version {version}"),
-            ImageError::SegmentCount { count } => write!(f, "{count} segments"),
-            ImageError::Segment { index, fault } => write!(f, "segment {index} {fault}"),
-            ImageError::SegmentKind { index, kind } => write!(f, "segment {index} has the unknown kind {kind}"),
-            ImageError::SegmentProtection { index, protection } => write!(f, "segment {index} has the protection {protection:#x}"),
-            ImageError::SegmentOffset { index } => write!(f, "the contents of segment {index} are outside the file"),
-            ImageError::Stacks { count } => write!(f, "{count} main stacks"),
-            ImageError::VdsoCount { count } => write!(f, "a vDSO of {count} parts"),
-            ImageError::Vdso { index, fault } => write!(f, "part {index} of the vDSO {fault}"),
-            ImageError::OtherVdso => f.write_str("the vDSO of this kernel has other parts"),
-            ImageError::HotCount { count } => write!(f, "{count} hot ranges"),
-            ImageError::Hot { index, fault } => write!(f, "hot range {index} {fault}"),
-            ImageError::HotUnmapped { index } => write!(f, "hot range {index} is outside writable memory"),
-            ImageError::Pc => f.write_str("the program counter is outside code"),
-            ImageError::Sp => f.write_str("the stack pointer is outside the stack or unaligned"),
-            ImageError::Fs => f.write_str("the FS base is outside writable memory"),
-            ImageError::Tid => f.write_str("the thread id is outside writable memory"),
-            ImageError::RobustList => f.write_str("the robust list is outside writable memory"),
-            ImageError::Rseq => f.write_str("the rseq area is outside writable memory or unaligned"),
-            ImageError::Inbox => f.write_str("the inbox is outside writable memory"),
-            ImageError::Name => f.write_str("the name of the process does not end"),
-            ImageError::Umask => f.write_str("the file mode mask has unknown bits"),
-            ImageError::StartStack => f.write_str("the beginning of the stack is outside the stack"),
-            ImageError::Bounds => f.write_str("the bounds of code, data or heap are out of order"),
-            ImageError::SignalAction { signal } => write!(f, "signal {signal} has an impossible action"),
-            ImageError::SignalStack => f.write_str("the signal stack is in use or outside writable memory"),
+            MemoryImageError::Truncated => f.write_str("the file ends within the header"),
+            MemoryImageError::Magic => f.write_str("the file is no image"),
+            MemoryImageError::Version { version } => write!(f, "unknown version {version}"),
+            MemoryImageError::SegmentCount { count } => write!(f, "{count} segments"),
+            MemoryImageError::Segment { index, fault } => write!(f, "segment {index} {fault}"),
+            MemoryImageError::SegmentKind { index, kind } => write!(f, "segment {index} has the unknown kind {kind}"),
+            MemoryImageError::SegmentProtection { index, protection } => write!(f, "segment {index} has the protection {protection:#x}"),
+            MemoryImageError::SegmentOffset { index } => write!(f, "the contents of segment {index} are outside the file"),
+            MemoryImageError::Stacks { count } => write!(f, "{count} main stacks"),
+            MemoryImageError::VdsoCount { count } => write!(f, "a vDSO of {count} parts"),
+            MemoryImageError::Vdso { index, fault } => write!(f, "part {index} of the vDSO {fault}"),
+            MemoryImageError::OtherVdso => f.write_str("the vDSO of this kernel has other parts"),
+            MemoryImageError::HotCount { count } => write!(f, "{count} hot ranges"),
+            MemoryImageError::Hot { index, fault } => write!(f, "hot range {index} {fault}"),
+            MemoryImageError::HotUnmapped { index } => write!(f, "hot range {index} is outside writable memory"),
+            MemoryImageError::Pc => f.write_str("the program counter is outside code"),
+            MemoryImageError::Sp => f.write_str("the stack pointer is outside the stack or unaligned"),
+            MemoryImageError::Fs => f.write_str("the FS base is outside writable memory"),
+            MemoryImageError::Tid => f.write_str("the thread id is outside writable memory"),
+            MemoryImageError::RobustList => f.write_str("the robust list is outside writable memory"),
+            MemoryImageError::Rseq => f.write_str("the rseq area is outside writable memory or unaligned"),
+            MemoryImageError::Inbox => f.write_str("the inbox is outside writable memory"),
+            MemoryImageError::Name => f.write_str("the name of the process does not end"),
+            MemoryImageError::Umask => f.write_str("the file mode mask has unknown bits"),
+            MemoryImageError::StartStack => f.write_str("the beginning of the stack is outside the stack"),
+            MemoryImageError::Bounds => f.write_str("the bounds of code, data or heap are out of order"),
+            MemoryImageError::SignalAction { signal } => write!(f, "signal {signal} has an impossible action"),
+            MemoryImageError::SignalStack => f.write_str("the signal stack is in use or outside writable memory"),
         }
     }
 }
 
-impl core::error::Error for ImageError {}
+impl core::error::Error for MemoryImageError {}

@@ -17,8 +17,8 @@ mod maps;
 #[cfg(test)]
 mod tests;
 
-pub use check::{Image, check, parse, set_hot};
-pub use error::{ImageError, RangeFault};
+pub use check::{MemoryImage, check, parse, set_hot};
+pub use error::{MemoryImageError, RangeFault};
 pub use maps::Mapping;
 
 /// The descriptor at which the restorer finds its image. It is the first behind the standard
@@ -337,14 +337,14 @@ impl Header {
     }
 
     /// Reads the fixed part, of which it judges only what it must know to do so.
-    fn read(header: &[u8]) -> Result<Header, ImageError> {
+    fn read(header: &[u8]) -> Result<Header, MemoryImageError> {
         let mut words = Words(header, 0);
         let [magic, version] = words.array();
         if magic != MAGIC {
-            return Err(ImageError::Magic);
+            return Err(MemoryImageError::Magic);
         }
         if version != VERSION {
-            return Err(ImageError::Version { version });
+            return Err(MemoryImageError::Version { version });
         }
         let [segment_count, hot_count, pc, sp, fs, tid, robust_list, rseq, inbox] = words.array();
         let name_words: [u64; 2] = words.array();
@@ -356,7 +356,7 @@ impl Header {
         let [vdso_address, vdso_count] = words.array();
         let parts = core::array::from_fn(|_| VdsoPart { offset: words.next() as i64, length: words.next() });
         let count = usize::try_from(vdso_count).ok().filter(|count| *count <= MAX_VDSO_PARTS);
-        let vdso = VdsoParts { count: count.ok_or(ImageError::VdsoCount { count: vdso_count })?, parts };
+        let vdso = VdsoParts { count: count.ok_or(MemoryImageError::VdsoCount { count: vdso_count })?, parts };
         let actions = core::array::from_fn(|_| {
             let [handler, flags, restorer, mask] = words.array();
             SignalAction { handler, flags, restorer, mask }

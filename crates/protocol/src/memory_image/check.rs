@@ -1,9 +1,9 @@
 //! The judgement of an image's header, and the use of one that passed.
 //!
-//! It reads the header alone. Each rule has a cause of its own ([`ImageError`]).
+//! It reads the header alone. Each rule has a cause of its own ([`MemoryImageError`]).
 
 use super::{
-    Bounds, HEADER_LENGTH, HIGHEST, HOT_AT, HOT_BYTES, Header, HostFacts, ImageError, Inbox, LOWEST, MAX_HOT, MAX_SEGMENTS, PAGE,
+    Bounds, HEADER_LENGTH, HIGHEST, HOT_AT, HOT_BYTES, Header, HostFacts, Inbox, LOWEST, MAX_HOT, MAX_SEGMENTS, MemoryImageError, PAGE,
     RangeFault, SEGMENT_BYTES, SEGMENTS_AT, Segment, SegmentKind, SignalAction, Words, place, protection, put_words, word_at,
 };
 
@@ -21,7 +21,7 @@ const SS_DISABLE: u64 = 2;
 
 /// An image whose header has been checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Image<'a> {
+pub struct MemoryImage<'a> {
     bytes: &'a [u8],
     /// The fixed part.
     pub header: Header,
@@ -31,18 +31,18 @@ pub struct Image<'a> {
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub fn check<'a>(header: &'a [u8], file_length: u64, host: &HostFacts) -> Result<Image<'a>, ImageError> {
+pub fn check<'a>(header: &'a [u8], file_length: u64, host: &HostFacts) -> Result<MemoryImage<'a>, MemoryImageError> {
     let image = parse(header, file_length)?;
-    if image.header.vdso == host.vdso { Ok(image) } else { Err(ImageError::OtherVdso) }
+    if image.header.vdso == host.vdso { Ok(image) } else { Err(MemoryImageError::OtherVdso) }
 }
 
 /// Checks a header without the host: what the restorer can still do itself.
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub fn parse(header: &[u8], file_length: u64) -> Result<Image<'_>, ImageError> {
-    let bytes = header.get(..HEADER_LENGTH).ok_or(ImageError::Truncated)?;
-    let image = Image { bytes, header: Header::read(bytes)? };
+pub fn parse(header: &[u8], file_length: u64) -> Result<MemoryImage<'_>, MemoryImageError> {
+    let bytes = header.get(..HEADER_LENGTH).ok_or(MemoryImageError::Truncated)?;
+    let image = MemoryImage { bytes, header: Header::read(bytes)? };
     image.check_segments(file_length)?;
     image.check_vdso()?;
     image.check_hot()?;
@@ -52,7 +52,7 @@ pub fn parse(header: &[u8], file_length: u64) -> Result<Image<'_>, ImageError> {
     Ok(image)
 }
 
-impl<'a> Image<'a> {
+impl<'a> MemoryImage<'a> {
     /// All segments, in ascending order of address.
     pub fn segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
         let image = *self;
@@ -69,50 +69,51 @@ impl<'a> Image<'a> {
         })
     }
 
-    fn segment(&self, index: usize) -> Result<Segment, ImageError> {
+    fn segment(&self, index: usize) -> Result<Segment, MemoryImageError> {
         let [address, length, protection, kind, offset] = Words(self.bytes, SEGMENTS_AT + index * SEGMENT_BYTES).array();
         let kind = match kind {
             0 => SegmentKind::Contents,
             1 => SegmentKind::Zero,
             2 => SegmentKind::Stack,
-            _ => return Err(ImageError::SegmentKind { index, kind }),
+            _ => return Err(MemoryImageError::SegmentKind { index, kind }),
         };
         Ok(Segment { address, length, protection, kind, offset })
     }
 
-    fn check_segments(&self, file_length: u64) -> Result<(), ImageError> {
+    fn check_segments(&self, file_length: u64) -> Result<(), MemoryImageError> {
         let count = self.header.segment_count;
         if count == 0 || count > MAX_SEGMENTS as u64 {
-            return Err(ImageError::SegmentCount { count });
+            return Err(MemoryImageError::SegmentCount { count });
         }
         let (mut free_from, mut stacks) = (LOWEST, 0);
         for index in 0..count as usize {
             let segment = self.segment(index)?;
-            free_from = check_range(segment.address, segment.length, free_from).map_err(|fault| ImageError::Segment { index, fault })?;
+            free_from =
+                check_range(segment.address, segment.length, free_from).map_err(|fault| MemoryImageError::Segment { index, fault })?;
             if segment.protection > protection::READ | protection::WRITE | protection::EXEC {
-                return Err(ImageError::SegmentProtection { index, protection: segment.protection });
+                return Err(MemoryImageError::SegmentProtection { index, protection: segment.protection });
             }
             let in_file = segment.offset.is_multiple_of(PAGE)
                 && segment.offset >= HEADER_LENGTH as u64
                 && segment.offset.checked_add(segment.length).is_some_and(|end| end <= file_length);
             if segment.kind != SegmentKind::Zero && !in_file || segment.kind == SegmentKind::Zero && segment.offset != 0 {
-                return Err(ImageError::SegmentOffset { index });
+                return Err(MemoryImageError::SegmentOffset { index });
             }
             if segment.kind == SegmentKind::Stack {
                 stacks += 1;
                 // It is read into, and the kernel lets only anonymous writable memory grow.
                 if segment.protection & protection::WRITE == 0 {
-                    return Err(ImageError::SegmentProtection { index, protection: segment.protection });
+                    return Err(MemoryImageError::SegmentProtection { index, protection: segment.protection });
                 }
             }
         }
-        if stacks == 1 { Ok(()) } else { Err(ImageError::Stacks { count: stacks }) }
+        if stacks == 1 { Ok(()) } else { Err(MemoryImageError::Stacks { count: stacks }) }
     }
 
-    fn check_vdso(&self) -> Result<(), ImageError> {
+    fn check_vdso(&self) -> Result<(), MemoryImageError> {
         let mut free_from = LOWEST;
         for (index, part) in self.header.vdso.as_slice().iter().enumerate() {
-            let at = |fault| ImageError::Vdso { index, fault };
+            let at = |fault| MemoryImageError::Vdso { index, fault };
             let address = self.header.vdso_address.checked_add_signed(part.offset).ok_or(at(RangeFault::Outside))?;
             free_from = check_range(address, part.length, free_from).map_err(at)?;
             // A distance that does not fit the restorer's place for it would reach its other places.
@@ -126,65 +127,65 @@ impl<'a> Image<'a> {
         Ok(())
     }
 
-    fn check_hot(&self) -> Result<(), ImageError> {
+    fn check_hot(&self) -> Result<(), MemoryImageError> {
         let count = self.header.hot_count;
         if count > MAX_HOT as u64 {
-            return Err(ImageError::HotCount { count });
+            return Err(MemoryImageError::HotCount { count });
         }
         let mut free_from = LOWEST;
         for (index, (address, length)) in self.hot().enumerate() {
-            free_from = check_range(address, length, free_from).map_err(|fault| ImageError::Hot { index, fault })?;
+            free_from = check_range(address, length, free_from).map_err(|fault| MemoryImageError::Hot { index, fault })?;
             if !self.covers(address, length, protection::WRITE) {
-                return Err(ImageError::HotUnmapped { index });
+                return Err(MemoryImageError::HotUnmapped { index });
             }
         }
         Ok(())
     }
 
-    fn check_thread(&self) -> Result<(), ImageError> {
+    fn check_thread(&self) -> Result<(), MemoryImageError> {
         let header = &self.header;
         let in_stack = |address| self.segments().any(|s| s.kind == SegmentKind::Stack && s.address <= address && address < s.end());
         let writable = |address, length| self.covers(address, length, protection::WRITE);
         if !self.covers(header.pc, 1, protection::EXEC) {
-            return Err(ImageError::Pc);
+            return Err(MemoryImageError::Pc);
         }
         // The ABI's alignment at a call, which is what the copy does first: it writes below.
         if !in_stack(header.sp) || !in_stack(header.sp.wrapping_sub(8)) || !header.sp.is_multiple_of(16) {
-            return Err(ImageError::Sp);
+            return Err(MemoryImageError::Sp);
         }
         if !writable(header.fs, 8) {
-            return Err(ImageError::Fs);
+            return Err(MemoryImageError::Fs);
         }
         if !header.tid.is_multiple_of(4) || !writable(header.tid, 4) {
-            return Err(ImageError::Tid);
+            return Err(MemoryImageError::Tid);
         }
         if header.robust_list != 0 && !writable(header.robust_list, ROBUST_LIST_LENGTH) {
-            return Err(ImageError::RobustList);
+            return Err(MemoryImageError::RobustList);
         }
         if header.rseq != 0 && (!header.rseq.is_multiple_of(RSEQ_LENGTH) || !writable(header.rseq, RSEQ_LENGTH)) {
-            return Err(ImageError::Rseq);
+            return Err(MemoryImageError::Rseq);
         }
         if !header.inbox.is_multiple_of(8) || !writable(header.inbox, size_of::<Inbox>() as u64) {
-            return Err(ImageError::Inbox);
+            return Err(MemoryImageError::Inbox);
         }
         if header.name.last() != Some(&0) {
-            return Err(ImageError::Name);
+            return Err(MemoryImageError::Name);
         }
         if header.umask > 0o777 {
-            return Err(ImageError::Umask);
+            return Err(MemoryImageError::Umask);
         }
-        if in_stack(header.bounds.start_stack) { Ok(()) } else { Err(ImageError::StartStack) }
+        if in_stack(header.bounds.start_stack) { Ok(()) } else { Err(MemoryImageError::StartStack) }
     }
 
-    fn check_bounds(&self) -> Result<(), ImageError> {
+    fn check_bounds(&self) -> Result<(), MemoryImageError> {
         let Bounds { start_code, end_code, start_data, end_data, start_brk, brk, .. } = self.header.bounds;
         let ordered = [(start_code, end_code), (start_data, end_data), (start_brk, brk)]
             .iter()
             .all(|&(start, end)| LOWEST <= start && start <= end && end <= HIGHEST);
-        if ordered { Ok(()) } else { Err(ImageError::Bounds) }
+        if ordered { Ok(()) } else { Err(MemoryImageError::Bounds) }
     }
 
-    fn check_signals(&self) -> Result<(), ImageError> {
+    fn check_signals(&self) -> Result<(), MemoryImageError> {
         let executable = |address| self.covers(address, 1, protection::EXEC);
         for (signal, action) in (1..).zip(&self.header.actions) {
             let plausible = match action.handler {
@@ -195,14 +196,14 @@ impl<'a> Image<'a> {
             };
             let fixed = matches!(signal, SIGKILL | SIGSTOP) && *action != SignalAction::default();
             if !plausible || fixed {
-                return Err(ImageError::SignalAction { signal });
+                return Err(MemoryImageError::SignalAction { signal });
             }
         }
         let [address, flags, length] = self.header.signal_stack;
         match flags {
             SS_DISABLE => Ok(()),
             0 if self.covers(address, length, protection::WRITE) => Ok(()),
-            _ => Err(ImageError::SignalStack),
+            _ => Err(MemoryImageError::SignalStack),
         }
     }
 
@@ -241,12 +242,12 @@ impl<'a> Image<'a> {
 ///
 /// # Errors
 /// As of [`parse`].
-pub fn set_hot(header: &mut [u8], file_length: u64, pages: impl Iterator<Item = u64>) -> Result<usize, ImageError> {
+pub fn set_hot(header: &mut [u8], file_length: u64, pages: impl Iterator<Item = u64>) -> Result<usize, MemoryImageError> {
     let mut count = 0;
     let mut fixed = parse(header, file_length)?.header;
     let mut last: Option<(u64, u64)> = None;
     for page in pages {
-        let image = Image { bytes: header, header: fixed };
+        let image = MemoryImage { bytes: header, header: fixed };
         let is_next = last.is_none_or(|(address, length)| address + length <= page);
         if !page.is_multiple_of(PAGE) || !is_next || !image.covers(page, PAGE, protection::WRITE) {
             continue;

@@ -86,19 +86,19 @@ fn sample() -> Vec<u8> {
     encode(&header(), &segments(), &[HOT])
 }
 
-fn refusal(bytes: &[u8]) -> Option<ImageError> {
+fn refusal(bytes: &[u8]) -> Option<MemoryImageError> {
     check(bytes, FILE_LENGTH, &host()).err()
 }
 
 /// Refuses the sample with one change of its fixed part.
-fn with(change: impl FnOnce(&mut Header)) -> Option<ImageError> {
+fn with(change: impl FnOnce(&mut Header)) -> Option<MemoryImageError> {
     let mut header = header();
     change(&mut header);
     refusal(&encode(&header, &segments(), &[HOT]))
 }
 
 /// The same with one change of a segment.
-fn with_segment(index: usize, change: impl FnOnce(&mut Segment)) -> Option<ImageError> {
+fn with_segment(index: usize, change: impl FnOnce(&mut Segment)) -> Option<MemoryImageError> {
     let mut segments = segments();
     change(&mut segments[index]);
     refusal(&encode(&header(), &segments, &[HOT]))
@@ -120,71 +120,74 @@ fn each_altered_field_is_refused_with_its_own_cause() {
         put_words(&mut bytes, at, &[value]);
         refusal(&bytes)
     };
-    assert_eq!(word(0, 0), Some(ImageError::Magic));
-    assert_eq!(word(8, 2), Some(ImageError::Version { version: 2 }));
+    assert_eq!(word(0, 0), Some(MemoryImageError::Magic));
+    assert_eq!(word(8, 2), Some(MemoryImageError::Version { version: 2 }));
     for (cause, found) in [
-        (ImageError::SegmentCount { count: 0 }, with(|h| h.segment_count = 0)),
-        (ImageError::SegmentCount { count: u64::MAX }, with(|h| h.segment_count = u64::MAX)),
-        (ImageError::Stacks { count: 0 }, with(|h| h.segment_count = 4)),
-        (ImageError::HotCount { count: 8193 }, with(|h| h.hot_count = 8193)),
-        (ImageError::Pc, with(|h| h.pc = DATA)),
-        (ImageError::Sp, with(|h| h.sp = DATA + 16)),
-        (ImageError::Sp, with(|h| h.sp += 8)),
-        (ImageError::Sp, with(|h| h.sp = STACK + PAGE)),
-        (ImageError::Sp, with(|h| h.sp = STACK)),
-        (ImageError::Fs, with(|h| h.fs = CODE)),
-        (ImageError::Tid, with(|h| h.tid = 0)),
-        (ImageError::Tid, with(|h| h.tid += 1)),
-        (ImageError::RobustList, with(|h| h.robust_list = u64::MAX)),
-        (ImageError::Rseq, with(|h| h.rseq += 8)),
-        (ImageError::Rseq, with(|h| h.rseq = LIBRARY)),
-        (ImageError::Inbox, with(|h| h.inbox = DATA + 5 * PAGE - 8)),
-        (ImageError::Name, with(|h| h.name = [b'x'; 16])),
-        (ImageError::Umask, with(|h| h.umask = 0o1000)),
-        (ImageError::StartStack, with(|h| h.bounds.start_stack = 0)),
-        (ImageError::Bounds, with(|h| h.bounds.start_code = h.bounds.end_code + 1)),
-        (ImageError::Bounds, with(|h| h.bounds.end_data = u64::MAX)),
-        (ImageError::Bounds, with(|h| h.bounds.start_brk += 1)),
-        (ImageError::VdsoCount { count: 9 }, with(|h| h.vdso.count = 9)),
-        (ImageError::OtherVdso, with(|h| h.vdso.count = 1)),
-        (ImageError::OtherVdso, with(|h| h.vdso = parts(&[(-0x4000, 0x4000), (0, 0x1000)]))),
-        (ImageError::OtherVdso, with(|h| h.vdso = parts(&[]))),
-        (ImageError::Vdso { index: 0, fault: RangeFault::Outside }, with(|h| h.vdso_address = 0)),
-        (ImageError::Vdso { index: 0, fault: RangeFault::Overlaps }, with(|h| h.vdso_address = LIBRARY + 0x2000)),
-        (ImageError::Vdso { index: 1, fault: RangeFault::Overlaps }, with(|h| h.vdso = parts(&[(0, 0x2000), (-0x4000, 0x4000)]))),
-        (ImageError::Vdso { index: 1, fault: RangeFault::Empty }, with(|h| h.vdso = parts(&[(-0x4000, 0x4000), (0, 0)]))),
-        (ImageError::Vdso { index: 0, fault: RangeFault::Outside }, with(|h| h.vdso = parts(&[(-(1 << 40), 0x4000)]))),
-        (ImageError::SignalAction { signal: 2 }, with(|h| h.actions[1].handler = DATA)),
-        (ImageError::SignalAction { signal: 2 }, with(|h| h.actions[1].restorer = 0)),
-        (ImageError::SignalAction { signal: 2 }, with(|h| h.actions[1].flags = 0)),
-        (ImageError::SignalAction { signal: 13 }, with(|h| h.actions[12].flags = 1 << 40)),
-        (ImageError::SignalAction { signal: 9 }, with(|h| h.actions[8].handler = SIG_IGN)),
-        (ImageError::SignalAction { signal: 19 }, with(|h| h.actions[18].mask = 1)),
-        (ImageError::SignalStack, with(|h| h.signal_stack[1] = 1)),
-        (ImageError::SignalStack, with(|h| h.signal_stack[2] = 5 * PAGE)),
-        (ImageError::Segment { index: 0, fault: RangeFault::Unaligned }, with_segment(0, |s| s.address += 1)),
-        (ImageError::Segment { index: 0, fault: RangeFault::Unaligned }, with_segment(0, |s| s.length -= 1)),
-        (ImageError::Segment { index: 0, fault: RangeFault::Empty }, with_segment(0, |s| s.length = 0)),
-        (ImageError::Segment { index: 0, fault: RangeFault::Outside }, with_segment(0, |s| s.address = 0)),
-        (ImageError::Segment { index: 4, fault: RangeFault::Outside }, with_segment(4, |s| s.address = HIGHEST)),
-        (ImageError::Segment { index: 4, fault: RangeFault::Outside }, with_segment(4, |s| s.length = 0u64.wrapping_sub(PAGE))),
-        (ImageError::Segment { index: 1, fault: RangeFault::Overlaps }, with_segment(1, |s| s.address = CODE)),
-        (ImageError::Segment { index: 2, fault: RangeFault::Overlaps }, with_segment(1, |s| s.length += PAGE)),
-        (ImageError::Segment { index: 3, fault: RangeFault::RestorersPlace }, with_segment(3, |s| s.address = place::HEADER)),
-        (ImageError::Segment { index: 3, fault: RangeFault::RestorersPlace }, with_segment(3, |s| s.address = place::RESTORER - PAGE)),
-        (ImageError::Segment { index: 3, fault: RangeFault::RestorersPlace }, with_segment(3, |s| s.address = place::END - PAGE)),
-        (ImageError::SegmentProtection { index: 0, protection: 8 }, with_segment(0, |s| s.protection = 8)),
-        (ImageError::SegmentProtection { index: 4, protection: 1 }, with_segment(4, |s| s.protection = 1)),
-        (ImageError::SegmentOffset { index: 0 }, with_segment(0, |s| s.offset = CONTENTS - PAGE)),
-        (ImageError::SegmentOffset { index: 0 }, with_segment(0, |s| s.offset += 1)),
-        (ImageError::SegmentOffset { index: 4 }, with_segment(4, |s| s.offset = FILE_LENGTH)),
-        (ImageError::SegmentOffset { index: 1 }, with_segment(1, |s| s.offset = 0u64.wrapping_sub(PAGE))),
-        (ImageError::SegmentOffset { index: 2 }, with_segment(2, |s| s.offset = CONTENTS)),
-        (ImageError::Stacks { count: 2 }, with_segment(1, |s| s.kind = SegmentKind::Stack)),
+        (MemoryImageError::SegmentCount { count: 0 }, with(|h| h.segment_count = 0)),
+        (MemoryImageError::SegmentCount { count: u64::MAX }, with(|h| h.segment_count = u64::MAX)),
+        (MemoryImageError::Stacks { count: 0 }, with(|h| h.segment_count = 4)),
+        (MemoryImageError::HotCount { count: 8193 }, with(|h| h.hot_count = 8193)),
+        (MemoryImageError::Pc, with(|h| h.pc = DATA)),
+        (MemoryImageError::Sp, with(|h| h.sp = DATA + 16)),
+        (MemoryImageError::Sp, with(|h| h.sp += 8)),
+        (MemoryImageError::Sp, with(|h| h.sp = STACK + PAGE)),
+        (MemoryImageError::Sp, with(|h| h.sp = STACK)),
+        (MemoryImageError::Fs, with(|h| h.fs = CODE)),
+        (MemoryImageError::Tid, with(|h| h.tid = 0)),
+        (MemoryImageError::Tid, with(|h| h.tid += 1)),
+        (MemoryImageError::RobustList, with(|h| h.robust_list = u64::MAX)),
+        (MemoryImageError::Rseq, with(|h| h.rseq += 8)),
+        (MemoryImageError::Rseq, with(|h| h.rseq = LIBRARY)),
+        (MemoryImageError::Inbox, with(|h| h.inbox = DATA + 5 * PAGE - 8)),
+        (MemoryImageError::Name, with(|h| h.name = [b'x'; 16])),
+        (MemoryImageError::Umask, with(|h| h.umask = 0o1000)),
+        (MemoryImageError::StartStack, with(|h| h.bounds.start_stack = 0)),
+        (MemoryImageError::Bounds, with(|h| h.bounds.start_code = h.bounds.end_code + 1)),
+        (MemoryImageError::Bounds, with(|h| h.bounds.end_data = u64::MAX)),
+        (MemoryImageError::Bounds, with(|h| h.bounds.start_brk += 1)),
+        (MemoryImageError::VdsoCount { count: 9 }, with(|h| h.vdso.count = 9)),
+        (MemoryImageError::OtherVdso, with(|h| h.vdso.count = 1)),
+        (MemoryImageError::OtherVdso, with(|h| h.vdso = parts(&[(-0x4000, 0x4000), (0, 0x1000)]))),
+        (MemoryImageError::OtherVdso, with(|h| h.vdso = parts(&[]))),
+        (MemoryImageError::Vdso { index: 0, fault: RangeFault::Outside }, with(|h| h.vdso_address = 0)),
+        (MemoryImageError::Vdso { index: 0, fault: RangeFault::Overlaps }, with(|h| h.vdso_address = LIBRARY + 0x2000)),
+        (MemoryImageError::Vdso { index: 1, fault: RangeFault::Overlaps }, with(|h| h.vdso = parts(&[(0, 0x2000), (-0x4000, 0x4000)]))),
+        (MemoryImageError::Vdso { index: 1, fault: RangeFault::Empty }, with(|h| h.vdso = parts(&[(-0x4000, 0x4000), (0, 0)]))),
+        (MemoryImageError::Vdso { index: 0, fault: RangeFault::Outside }, with(|h| h.vdso = parts(&[(-(1 << 40), 0x4000)]))),
+        (MemoryImageError::SignalAction { signal: 2 }, with(|h| h.actions[1].handler = DATA)),
+        (MemoryImageError::SignalAction { signal: 2 }, with(|h| h.actions[1].restorer = 0)),
+        (MemoryImageError::SignalAction { signal: 2 }, with(|h| h.actions[1].flags = 0)),
+        (MemoryImageError::SignalAction { signal: 13 }, with(|h| h.actions[12].flags = 1 << 40)),
+        (MemoryImageError::SignalAction { signal: 9 }, with(|h| h.actions[8].handler = SIG_IGN)),
+        (MemoryImageError::SignalAction { signal: 19 }, with(|h| h.actions[18].mask = 1)),
+        (MemoryImageError::SignalStack, with(|h| h.signal_stack[1] = 1)),
+        (MemoryImageError::SignalStack, with(|h| h.signal_stack[2] = 5 * PAGE)),
+        (MemoryImageError::Segment { index: 0, fault: RangeFault::Unaligned }, with_segment(0, |s| s.address += 1)),
+        (MemoryImageError::Segment { index: 0, fault: RangeFault::Unaligned }, with_segment(0, |s| s.length -= 1)),
+        (MemoryImageError::Segment { index: 0, fault: RangeFault::Empty }, with_segment(0, |s| s.length = 0)),
+        (MemoryImageError::Segment { index: 0, fault: RangeFault::Outside }, with_segment(0, |s| s.address = 0)),
+        (MemoryImageError::Segment { index: 4, fault: RangeFault::Outside }, with_segment(4, |s| s.address = HIGHEST)),
+        (MemoryImageError::Segment { index: 4, fault: RangeFault::Outside }, with_segment(4, |s| s.length = 0u64.wrapping_sub(PAGE))),
+        (MemoryImageError::Segment { index: 1, fault: RangeFault::Overlaps }, with_segment(1, |s| s.address = CODE)),
+        (MemoryImageError::Segment { index: 2, fault: RangeFault::Overlaps }, with_segment(1, |s| s.length += PAGE)),
+        (MemoryImageError::Segment { index: 3, fault: RangeFault::RestorersPlace }, with_segment(3, |s| s.address = place::HEADER)),
+        (
+            MemoryImageError::Segment { index: 3, fault: RangeFault::RestorersPlace },
+            with_segment(3, |s| s.address = place::RESTORER - PAGE),
+        ),
+        (MemoryImageError::Segment { index: 3, fault: RangeFault::RestorersPlace }, with_segment(3, |s| s.address = place::END - PAGE)),
+        (MemoryImageError::SegmentProtection { index: 0, protection: 8 }, with_segment(0, |s| s.protection = 8)),
+        (MemoryImageError::SegmentProtection { index: 4, protection: 1 }, with_segment(4, |s| s.protection = 1)),
+        (MemoryImageError::SegmentOffset { index: 0 }, with_segment(0, |s| s.offset = CONTENTS - PAGE)),
+        (MemoryImageError::SegmentOffset { index: 0 }, with_segment(0, |s| s.offset += 1)),
+        (MemoryImageError::SegmentOffset { index: 4 }, with_segment(4, |s| s.offset = FILE_LENGTH)),
+        (MemoryImageError::SegmentOffset { index: 1 }, with_segment(1, |s| s.offset = 0u64.wrapping_sub(PAGE))),
+        (MemoryImageError::SegmentOffset { index: 2 }, with_segment(2, |s| s.offset = CONTENTS)),
+        (MemoryImageError::Stacks { count: 2 }, with_segment(1, |s| s.kind = SegmentKind::Stack)),
     ] {
         assert_eq!(found, Some(cause));
     }
-    assert_eq!(word(SEGMENTS_AT + 24, 3), Some(ImageError::SegmentKind { index: 0, kind: 3 }));
+    assert_eq!(word(SEGMENTS_AT + 24, 3), Some(MemoryImageError::SegmentKind { index: 0, kind: 3 }));
 }
 
 #[test]
@@ -194,10 +197,10 @@ fn each_hot_range_is_whole_pages_of_writable_memory() {
         refusal(&encode(&header, &segments(), list))
     };
     assert_eq!(hot(&[(DATA, PAGE), (DATA + PAGE, 4 * PAGE)]), None);
-    assert_eq!(hot(&[(DATA, PAGE), (DATA, PAGE)]), Some(ImageError::Hot { index: 1, fault: RangeFault::Overlaps }));
-    assert_eq!(hot(&[(DATA, 0)]), Some(ImageError::Hot { index: 0, fault: RangeFault::Empty }));
-    assert_eq!(hot(&[(DATA, 6 * PAGE)]), Some(ImageError::HotUnmapped { index: 0 }));
-    assert_eq!(hot(&[(CODE, PAGE)]), Some(ImageError::HotUnmapped { index: 0 }));
+    assert_eq!(hot(&[(DATA, PAGE), (DATA, PAGE)]), Some(MemoryImageError::Hot { index: 1, fault: RangeFault::Overlaps }));
+    assert_eq!(hot(&[(DATA, 0)]), Some(MemoryImageError::Hot { index: 0, fault: RangeFault::Empty }));
+    assert_eq!(hot(&[(DATA, 6 * PAGE)]), Some(MemoryImageError::HotUnmapped { index: 0 }));
+    assert_eq!(hot(&[(CODE, PAGE)]), Some(MemoryImageError::HotUnmapped { index: 0 }));
 }
 
 #[test]
@@ -211,7 +214,7 @@ fn a_learnt_hot_list_leaves_out_what_no_copy_can_write() {
     assert_eq!(image_of(&bytes).hot().count(), 0);
 }
 
-fn image_of(bytes: &[u8]) -> Image<'_> {
+fn image_of(bytes: &[u8]) -> MemoryImage<'_> {
     check(bytes, FILE_LENGTH, &host()).unwrap()
 }
 
@@ -219,10 +222,10 @@ fn image_of(bytes: &[u8]) -> Image<'_> {
 fn a_file_that_ends_anywhere_is_refused_and_never_panics() {
     let bytes = sample();
     for length in (0..HEADER_LENGTH).step_by(61).chain(0..8192) {
-        assert_eq!(refusal(&bytes[..length]), Some(ImageError::Truncated));
+        assert_eq!(refusal(&bytes[..length]), Some(MemoryImageError::Truncated));
     }
     for length in 0..FILE_LENGTH {
-        assert!(matches!(check(&bytes, length, &host()), Err(ImageError::SegmentOffset { .. })));
+        assert!(matches!(check(&bytes, length, &host()), Err(MemoryImageError::SegmentOffset { .. })));
     }
 }
 
