@@ -761,7 +761,7 @@ pub(crate) enum Image {
     /// Bring in an image from an OCI layout, an archive of one, or a file of `docker save`
     ///
     /// Archives may be compressed with gzip or zstd. Layers are unpacked by processes without rights, and
-    /// compared with their digests. Prints NAME@DIGEST. An import that fails leaves nothing.
+    /// compared with their digests. Prints NAME@DIGEST. An import that fails changes no image that was there.
     Import {
         /// The archive or the directory
         #[arg(value_name = "FILE|DIR", value_parser = path_from_here())]

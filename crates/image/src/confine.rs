@@ -43,7 +43,7 @@ const WHITEOUT: &[ArgumentCheck] = &[
 /// Of an open file, by no path: Landlock does not forbid this call.
 const NO_PATH: &[ArgumentCheck] = &[ArgumentCheck::Null { argument: 1 }];
 
-const DECOMPRESSING: [CallRule; 4] =
+const OF_BOTH: [CallRule; 4] =
     [any(__NR_rt_sigaction), any(__NR_rt_sigprocmask), IS_OPEN, CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE }];
 
 const UNPACKING: [CallRule; 13] = [
@@ -85,7 +85,7 @@ pub fn decompressor(parent: Pid, cpu_seconds: u64) -> Result<(), LockdownError> 
         run_as: None,
         child_of: Some(parent),
         files: &[],
-        calls: &[&COMMON_CALLS, &DECOMPRESSING],
+        calls: &[&COMMON_CALLS, &OF_BOTH],
     };
     lockdown.begin()?;
     lockdown.finish()
@@ -111,7 +111,7 @@ pub fn unpacker(
         run_as: None,
         child_of: Some(parent),
         files: &[],
-        calls: &[&COMMON_CALLS, &DECOMPRESSING, &UNPACKING],
+        calls: &[&COMMON_CALLS, &OF_BOTH, &UNPACKING],
     };
     lockdown.begin().map_err(ImportError::Confine)?;
     // After the first half, which closes all that it does not keep.

@@ -169,7 +169,7 @@ fn remedy(images: &[Digest]) -> String {
 /// What a kernel lacks that refuses a step so.
 fn needs(error: &LockdownError) -> &'static str {
     match error {
-        LockdownError { step: LockdownStep::CloseFiles, errno: Errno::OPNOTSUPP } => {
+        LockdownError { step: LockdownStep::RestrictFiles, errno: Errno::OPNOTSUPP } => {
             "; it needs Linux 5.13 or later with `landlock` among its security modules"
         }
         _ => "",
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_kernel_without_landlock_is_named_only_where_it_is_the_reason() {
         let says = |step, errno| ImportError::Confine(LockdownError { step, errno }).to_string().contains("landlock");
-        assert!(says(LockdownStep::CloseFiles, Errno::OPNOTSUPP));
-        assert!(!says(LockdownStep::EndWithParent, Errno::SRCH) && !says(LockdownStep::CloseFiles, Errno::NOMEM));
+        assert!(says(LockdownStep::RestrictFiles, Errno::OPNOTSUPP));
+        assert!(!says(LockdownStep::EndWithParent, Errno::SRCH) && !says(LockdownStep::RestrictFiles, Errno::NOMEM));
     }
 }

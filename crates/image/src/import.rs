@@ -55,8 +55,9 @@ struct Ready {
 /// Brings an image into the store.
 ///
 /// # Errors
-/// Its blobs are not what it promises, hold what no image may, are too large, or the kernel refuses. The
-/// store is as it was.
+/// Its blobs are not what it promises, hold what no image may, are too large, or the kernel refuses. No
+/// name was changed, and no image that was there; layers that are in place already stay, to be used again
+/// or removed by [`Writer::gc`].
 pub fn import(
     writer: &Writer,
     found: &Found,
@@ -170,7 +171,7 @@ fn unpack(
         entries: done.entries,
         refers_below: done.refers_below,
         dropped: done.dropped,
-        tree: tree::digest(&target.store.join(target.tree))?,
+        tree_digest: tree::digest(&target.store.join(target.tree))?,
     })
 }
 
@@ -201,7 +202,7 @@ fn merge(writer: &Writer, staging: &Staging, layers: &[Ready], budget: &Budget) 
         tree::merge(&trees, &root, limits.within_room(writer.store.path())?)?;
         root
     };
-    Ok(Some(FlatRef { chain_id, tree: tree::digest(&root)? }))
+    Ok(Some(FlatRef { chain_id, tree_digest: tree::digest(&root)? }))
 }
 
 fn record(found: &Found, layers: &[Ready], flat: Option<FlatRef>, source: &str) -> ImageRecord {
@@ -264,13 +265,13 @@ pub fn verify(writer: &Writer, record: &ImageRecord) -> Result<(), ImportError> 
             let what = format!("the layer {}", layer.key);
             return Err(ImportError::Digest { what, found: known.diff_id, expected: layer.diff_id.clone() });
         }
-        check(&writer.store.layer(&layer.key).join("root"), &known.tree, &|image| has_layer(image, &layer.key))?;
+        check(&writer.store.layer(&layer.key).join("root"), &known.tree_digest, &|image| has_layer(image, &layer.key))?;
         chain_id = Some(own);
     }
     match &record.flat {
         Some(flat) => {
             let has = |image: &ImageRecord| image.flat.as_ref().is_some_and(|its| its.chain_id == flat.chain_id);
-            check(&writer.store.flat(&flat.chain_id).join("root"), &flat.tree, &has)
+            check(&writer.store.flat(&flat.chain_id).join("root"), &flat.tree_digest, &has)
         }
         None => Ok(()),
     }

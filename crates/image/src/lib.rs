@@ -2,7 +2,7 @@
 //!
 //! Layers are decompressed and unpacked by processes without rights (`confine.rs`); what is read outside
 //! them is JSON of at most 4 MiB and the headers of archives, by code without `unsafe`. Nothing of an image is
-//! run. An import is whole or leaves nothing (`writer.rs`). It makes no sandbox and mounts nothing.
+//! run. An import that fails changes no name, and no image that was there (`writer.rs`). It makes no sandbox and mounts nothing.
 #![forbid(unsafe_code)]
 
 pub mod arguments;

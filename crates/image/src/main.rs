@@ -122,9 +122,9 @@ fn run(task: Task) -> Result<(), ImportError> {
     }
 }
 
-/// From now on, a signal that ends this program starts it anew, to remove what its change has in `tmp`. With the old
-/// program its threads end, so that nothing more is put into the store; its locks; and, by their death
-/// signal, the processes that unpack.
+/// From now on a signal that would end this program executes it anew, to remove what its change has in
+/// `tmp`. The exec ends its threads, so that nothing more is put into the store, and releases its locks;
+/// the processes that unpack end by their death signal.
 fn sweep_at_signals() -> Result<(), ImportError> {
     let ending: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().filter(|signal| !ignores(*signal as i32)).collect();
     ending.thread_block().map_err(io::Error::from).attempt("hold back", "signals")?;
@@ -151,7 +151,7 @@ fn sweep_and_end(words: &[OsString]) -> Result<(), String> {
 }
 
 fn end_by(signal: Signal) {
-    // Both can fail for a signal that does not exist alone.
+    // Both fail only for a signal that does not exist.
     let _open = SigSet::all().thread_unblock();
     let _raised = raise(signal);
 }

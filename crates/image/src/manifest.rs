@@ -10,7 +10,7 @@ use stockade_images::Digest;
 /// The most bytes of an index, manifest or configuration: registries accept 4 MiB.
 pub const MAX_JSON_LEN: u64 = 4 << 20;
 /// The most layers, as Docker allows. An overlay takes 500.
-pub const MAX_LAYERS: usize = 128;
+pub const MAX_IMAGE_LAYERS: usize = 128;
 
 /// An operating system and an architecture, in Go's words.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -129,7 +129,7 @@ pub enum ManifestError {
     #[error("the image's configuration has `schemaVersion`, as manifests have: its digest could mean two images")]
     Ambiguous,
     /// More layers than anybody makes.
-    #[error("the image has {0} layers; at most {MAX_LAYERS} are taken")]
+    #[error("the image has {0} layers; at most {MAX_IMAGE_LAYERS} are taken")]
     Layers(usize),
     /// Not as many layers as the configuration says.
     #[error("the image has {layers} layers, and its configuration names {diff_ids}")]
@@ -187,7 +187,7 @@ pub fn document(text: &[u8]) -> Result<Document, ManifestError> {
     }
     match (raw.manifests, raw.config, raw.layers) {
         (Some(manifests), None, None) => Ok(Document::Index(manifests)),
-        (None, Some(config), Some(layers)) if layers.len() <= MAX_LAYERS => Ok(Document::Manifest(Manifest { config, layers })),
+        (None, Some(config), Some(layers)) if layers.len() <= MAX_IMAGE_LAYERS => Ok(Document::Manifest(Manifest { config, layers })),
         (None, Some(_), Some(layers)) => Err(ManifestError::Layers(layers.len())),
         _ => Err(ManifestError::Neither),
     }
@@ -314,7 +314,7 @@ pub fn docker_image(text: &[u8], reference: Option<&str>) -> Result<DockerImage,
         images.retain(|image| tags(image).iter().any(|tag| tag == reference));
     }
     match (images.len(), reference) {
-        (1, _) if images[0].layers.len() > MAX_LAYERS => Err(ManifestError::Layers(images[0].layers.len())),
+        (1, _) if images[0].layers.len() > MAX_IMAGE_LAYERS => Err(ManifestError::Layers(images[0].layers.len())),
         (1, _) => Ok(images.remove(0)),
         (0, Some(wanted)) => Err(ManifestError::NoReference { found, wanted: wanted.to_owned() }),
         (0, None) => Err(ManifestError::Neither),

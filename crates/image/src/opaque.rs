@@ -23,7 +23,7 @@ use crate::{
 /// The mark of a directory that hides those of layers below (overlayfs.rst, "userxattr").
 pub const OPAQUE: &str = "user.overlay.opaque";
 /// In an archive it hides all of its directory that is below; in an unpacked tree it asks for the mark.
-pub const ASKS: &[u8] = b".wh..wh..opq";
+pub const OPAQUE_REQUEST: &[u8] = b".wh..wh..opq";
 
 const SET_ID: u32 = 0o6000;
 
@@ -61,8 +61,8 @@ fn below(directory: &OwnedFd, depth: usize) -> Result<(), Stopped> {
         let (kind, found) = look(directory, &name)?;
         match kind {
             FileType::Directory => below(&open_below(directory, &name, rustix::fs::OFlags::DIRECTORY)?, depth + 1)?,
-            FileType::CharacterDevice if name == ASKS && depth == 0 => return Err(Stopped::Made("an opaque root")),
-            FileType::CharacterDevice if name == ASKS => {
+            FileType::CharacterDevice if name == OPAQUE_REQUEST && depth == 0 => return Err(Stopped::Made("an opaque root")),
+            FileType::CharacterDevice if name == OPAQUE_REQUEST => {
                 unlinkat(directory, &name[..], AtFlags::empty())?;
                 fsetxattr(directory, OPAQUE, b"y", XattrFlags::empty())?;
             }

@@ -26,7 +26,7 @@ use stockade_images::Dropped;
 use stockade_protocol::text::escape_bytes;
 
 use crate::{
-    opaque::ASKS,
+    opaque::OPAQUE_REQUEST,
     tar::{Archive, Entry, Kind, TarError},
 };
 use tree::{Below, Here, Tree};
@@ -185,7 +185,7 @@ impl Unpacker {
             // The root itself.
             return if entry.kind == Kind::Directory { Ok(()) } else { Err(Problem::NotADirectory.into()) };
         };
-        if name.starts_with(AUFS) && name != ASKS {
+        if name.starts_with(AUFS) && name != OPAQUE_REQUEST {
             return Ok(());
         }
         match entry.kind {
@@ -202,7 +202,7 @@ impl Unpacker {
     }
 
     fn make(&mut self, entry: &Entry, place: &Place, name: &[u8], archive: &mut Archive<impl BufRead>) -> Result<(), Failed> {
-        if name == ASKS {
+        if name == OPAQUE_REQUEST {
             return Ok(self.hide_all(place)?);
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
@@ -256,8 +256,8 @@ impl Unpacker {
                     real.truncate(end);
                     continue;
                 }
-                // A directory of this name would be one that asks no more.
-                ASKS => return Err(Problem::Whiteout),
+                // A directory of this name would be in the way of the request to mark its parent.
+                OPAQUE_REQUEST => return Err(Problem::Whiteout),
                 _ => {}
             }
             let next = join(&real, &part)?;

@@ -6,7 +6,7 @@
 //! `stockade-image` does. It does not look into the trees of layers.
 //!
 //! ```text
-//! format                       "1\n"
+//! format                       see FORMAT
 //! lock                         flock: shared while a run or an import holds layers, exclusive to remove some
 //! layers/<key>/root/           the tree of one layer, as a lower directory of an overlay with `userxattr`
 //! layers/<key>/layer.json      LayerRecord
@@ -34,5 +34,6 @@ pub use store::{Image, Store, default_path};
 
 /// The format on disk that this reads and writes.
 pub const FORMAT: &str = "2\n";
-/// More layers than this are merged into one tree at import: each is a mount option of its own.
+/// More layers than this are merged into one tree at import: each is a mount option of its own. The
+/// launcher takes no more (`MAX_OVERLAY_LAYERS` in `stockade-policy`): `engine` compares the two.
 pub const MAX_LOWER: usize = 10;

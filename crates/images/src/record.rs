@@ -67,7 +67,8 @@ pub struct FlatRef {
     /// Its directory in `flat`.
     pub chain_id: Digest,
     /// The digest of the tree.
-    pub tree: Digest,
+    #[serde(rename = "tree")]
+    pub tree_digest: Digest,
 }
 
 /// What is known of an unpacked layer.
@@ -78,7 +79,7 @@ pub struct LayerRecord {
     pub diff_id: Digest,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Entries of its archive.
+    /// Files, directories, links and whiteouts that were made of it.
     pub entries: u64,
     /// It removes or links to files of layers below, or leaves a directory to them. Where such a layer
     /// is the lowest its tree has no whiteouts.
@@ -86,7 +87,8 @@ pub struct LayerRecord {
     /// What the tree has not of the archive.
     pub dropped: Dropped,
     /// The digest of the tree, which `verify` compares.
-    pub tree: Digest,
+    #[serde(rename = "tree")]
+    pub tree_digest: Digest,
 }
 
 /// What was left out of a tree, counted.

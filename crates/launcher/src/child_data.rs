@@ -20,7 +20,7 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 use stockade_policy::filter::callers_programs;
-use stockade_policy::plan::{LandlockPlan, MAX_LAYERS, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
+use stockade_policy::plan::{LandlockPlan, MAX_OVERLAY_LAYERS, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::{
     LimitKey,
     frame::{ExecutorCommand, FileToWrite, Job, Prestart, ProcessStart},
@@ -463,7 +463,7 @@ fn layers_failed(errno: Errno) -> LaunchError {
 
 /// With their paths.
 fn open_layers(layers: &[PathBuf]) -> Result<Vec<(&Path, OwnedFd)>, LaunchError> {
-    if layers.len() > MAX_LAYERS {
+    if layers.len() > MAX_OVERLAY_LAYERS {
         return Err(InputsError::TooManyLayers(layers.len()).into());
     }
     layers.iter().map(|path| Ok((path.as_path(), tree::open_unlinked(path.as_path()).map_err(layers_failed)?))).collect()

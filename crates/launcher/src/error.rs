@@ -226,7 +226,7 @@ pub enum InputsError {
     #[error("the run needs {0} directories of the caller's own; at most {most} fit", most = crate::messages::MAX_TREES)]
     TooManyTrees(usize),
     /// An image has more layers than are laid over one another.
-    #[error("the image has {0} layers, and at most {most} are laid over one another; import it again, which merges them", most = stockade_policy::plan::MAX_LAYERS)]
+    #[error("the image has {0} layers, and at most {most} are laid over one another; import it again, which merges them", most = stockade_policy::plan::MAX_OVERLAY_LAYERS)]
     TooManyLayers(usize),
 }
 

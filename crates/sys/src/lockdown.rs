@@ -180,8 +180,8 @@ pub enum LockdownStep {
     DropCapabilities,
     /// Making the memory unreadable for other processes.
     HideMemory,
-    /// Closing the file system, with Landlock.
-    CloseFiles,
+    /// Restricting what it may do to files, with Landlock.
+    RestrictFiles,
     /// Loading the system call filter.
     LoadFilter,
 }
@@ -195,7 +195,7 @@ impl LockdownStep {
         LockdownStep::ChangeUser,
         LockdownStep::DropCapabilities,
         LockdownStep::HideMemory,
-        LockdownStep::CloseFiles,
+        LockdownStep::RestrictFiles,
         LockdownStep::LoadFilter,
     ];
 
@@ -208,7 +208,7 @@ impl LockdownStep {
             LockdownStep::ChangeUser => "give up the launcher's user",
             LockdownStep::DropCapabilities => "give up capabilities",
             LockdownStep::HideMemory => "hide its memory",
-            LockdownStep::CloseFiles => "close the file system",
+            LockdownStep::RestrictFiles => "restrict its access to files",
             LockdownStep::LoadFilter => "load its system call filter",
         }
     }
@@ -251,7 +251,7 @@ impl Lockdown<'_> {
         cred::drop_all_sets().and_then(|()| rustix::thread::set_no_new_privs(true)).map_err(at(LockdownStep::DropCapabilities))?;
         set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(at(LockdownStep::HideMemory))?;
         self.end_with_parent().map_err(at(LockdownStep::EndWithParent))?;
-        self.close_files().map_err(at(LockdownStep::CloseFiles))?;
+        self.restrict_files().map_err(at(LockdownStep::RestrictFiles))?;
         Filter::new(self.calls).and_then(|filter| load_filter(filter.instructions())).map_err(at(LockdownStep::LoadFilter))
     }
 
@@ -278,7 +278,7 @@ impl Lockdown<'_> {
     }
 
     /// Without Landlock a filter that allows no file to be opened suffices; one that does, does not.
-    fn close_files(&self) -> Result<()> {
+    fn restrict_files(&self) -> Result<()> {
         let abi = landlock::abi();
         if abi == 0 {
             return if self.files.is_empty() { Ok(()) } else { Err(Errno::OPNOTSUPP) };

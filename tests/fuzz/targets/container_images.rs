@@ -10,7 +10,7 @@ use std::{
 
 use stockade_image::{
     decompress::decompress,
-    manifest::{self, Document, MAX_LAYERS, Platform},
+    manifest::{self, Document, MAX_IMAGE_LAYERS, Platform},
     tar::Archive,
     unpack::{Limits, Unpacker},
 };
@@ -142,14 +142,14 @@ pub const MANIFEST: Target = Target {
                     assert!(chosen.digest.hex().len() == 64 && !chosen.digest.hex().contains('/'));
                 }
             }
-            Ok(Document::Manifest(image)) => assert!(image.layers.len() <= MAX_LAYERS),
+            Ok(Document::Manifest(image)) => assert!(image.layers.len() <= MAX_IMAGE_LAYERS),
             Err(_) => {}
         }
         if let Ok(config) = manifest::config(input, 1, &host) {
             assert_eq!(config.rootfs.diff_ids.len(), 1);
         }
         if let Ok(image) = manifest::docker_image(input, None) {
-            assert!(image.layers.len() <= MAX_LAYERS);
+            assert!(image.layers.len() <= MAX_IMAGE_LAYERS);
         }
     },
 };

@@ -14,10 +14,11 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use stockade_images::{Image, ImageError, Store, default_path};
+use stockade_images::{Image, ImageError, MAX_LOWER, Store, default_path};
 use stockade_policy::{
     facts::{ImageFacts, PathKind},
     model::{ANY_IMAGE, OUTPUT, Policy, Runtime},
+    plan::MAX_OVERLAY_LAYERS,
 };
 use stockade_protocol::Verdict;
 
@@ -29,6 +30,8 @@ use crate::{
 
 /// The architecture of this program, in the words of images.
 const ARCHITECTURE: &str = "amd64";
+/// The launcher takes every image that an import has not merged into one directory.
+const _: () = assert!(MAX_LOWER <= MAX_OVERLAY_LAYERS);
 /// Links that are followed for one path, as the kernel's limit is (path_resolution(7)).
 const MAX_LINKS: usize = 40;
 

@@ -10,7 +10,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::opaque::{ASKS, OPAQUE};
+use crate::opaque::{OPAQUE, OPAQUE_REQUEST};
 
 /// The mode of directories and programs.
 pub(super) const PROGRAM: Mode = Mode::from_raw_mode(0o755);
@@ -114,7 +114,7 @@ impl Tree {
 
     /// Asks the process that started this one to mark a directory (`opaque.rs`).
     pub(super) fn make_opaque(&self, path: &[u8]) -> Result<(), Errno> {
-        match self.whiteout(&self.directory(path)?, ASKS) {
+        match self.whiteout(&self.directory(path)?, OPAQUE_REQUEST) {
             Err(Errno::EXIST) => Ok(()),
             done => done,
         }
@@ -156,7 +156,7 @@ fn hides(base: &OwnedFd, prefix: &[u8], path: &[u8], is_opaque: fn(&OwnedFd) -> 
 
 /// Whether a directory of this layer is to be marked.
 fn asks(directory: &OwnedFd) -> Result<bool, Errno> {
-    match fs::statat(directory, ASKS, AtFlags::SYMLINK_NOFOLLOW) {
+    match fs::statat(directory, OPAQUE_REQUEST, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
         Err(errno) => Err(errno),

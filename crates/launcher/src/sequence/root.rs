@@ -17,7 +17,7 @@ use rustix::{
     },
     path::DecInt,
 };
-use stockade_policy::plan::MAX_LAYERS;
+use stockade_policy::plan::MAX_OVERLAY_LAYERS;
 use stockade_protocol::step::Step;
 use stockade_sys::mount::attr;
 
@@ -142,10 +142,10 @@ impl NewRoot {
 }
 
 /// Directories that are laid over one another, bottom first.
-type OpenedLayers = [Option<OwnedFd>; MAX_LAYERS];
+type OpenedLayers = [Option<OwnedFd>; MAX_OVERLAY_LAYERS];
 
 fn open_layers(tmpfs: &OwnedFd, layers: &[ChildLayer], trees: &[Option<OwnedFd>]) -> Result<OpenedLayers, Errno> {
-    let mut opened = [const { None }; MAX_LAYERS];
+    let mut opened = [const { None }; MAX_OVERLAY_LAYERS];
     for (layer, place) in layers.iter().zip(&mut opened) {
         *place = Some(open_layer(tmpfs, layer, trees)?);
     }
@@ -215,7 +215,7 @@ struct DescriptorPaths {
 }
 
 /// A path has at most 26 bytes: 14, ten digits, a colon and the NUL.
-const MAX_DESCRIPTOR_PATHS: usize = 26 * (MAX_LAYERS + 1);
+const MAX_DESCRIPTOR_PATHS: usize = 26 * (MAX_OVERLAY_LAYERS + 1);
 
 impl DescriptorPaths {
     fn new() -> Self {

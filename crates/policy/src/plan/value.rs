@@ -15,8 +15,9 @@ use stockade_protocol::{LimitKey, Limits};
 use super::Protection;
 use crate::{alert::Alert, whitelist::Whitelist};
 
-/// The most directories that are laid over one another: at import more layers are merged into one.
-pub const MAX_LAYERS: usize = 10;
+/// The most directories that are laid over one another. An import merges an image with more than
+/// `MAX_LOWER` layers (`stockade-images`), which is no more than this: `engine` compares the two.
+pub const MAX_OVERLAY_LAYERS: usize = 10;
 
 /// The launching user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -151,7 +152,7 @@ pub enum RootEntry {
     },
     /// An overlay of host directories, laid likewise, nosuid and nodev.
     Overlay {
-        /// The directories on the host, bottom first; at most [`MAX_LAYERS`].
+        /// The directories on the host, bottom first; at most [`MAX_OVERLAY_LAYERS`].
         layers: Vec<PathBuf>,
         /// Directories of the root's own file system, for what code changes and for overlay itself;
         /// none: it is read-only.

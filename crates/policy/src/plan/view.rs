@@ -15,7 +15,7 @@ use std::{
 use stockade_protocol::Limits;
 
 use super::{
-    HostScratch, HostSocket, Identity, MAX_LAYERS, PathKindName, Protection, RootEntry, RunRequest, TreePlan, UserNamespaces,
+    HostScratch, HostSocket, Identity, MAX_OVERLAY_LAYERS, PathKindName, Protection, RootEntry, RunRequest, TreePlan, UserNamespaces,
     root::{RootBuilder, is_program_directory, plan_cpus, plan_dev, plan_etc, plan_passwd, plan_proc, plan_terminal},
 };
 use crate::{
@@ -472,7 +472,7 @@ impl ViewBuilder<'_> {
         if target == Path::new("/") {
             return Err(ViewError::Root(if writable { "--tmp-overlay" } else { "--ro-overlay" }));
         }
-        if let Some(path) = layers.get(MAX_LAYERS) {
+        if let Some(path) = layers.get(MAX_OVERLAY_LAYERS) {
             return Err(ViewError::Layer { path: path.clone(), why: "is one too many: at most ten directories are laid over one another" });
         }
         let mut below: Vec<PathBuf> = Vec::new();
