@@ -5,7 +5,6 @@
 //! show of the host, and the plan. Where a prepared sandbox fits the plan, that is taken at the end. A
 //! refusal names the field, what is wrong with it and how to fix it. No code is started here.
 
-mod host_view;
 pub(crate) mod image_root;
 mod inspect;
 mod interpreters;
@@ -13,6 +12,7 @@ mod prefixes;
 mod request;
 mod rights;
 mod sandbox;
+mod shown_host;
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,6 @@ use crate::{
     session::SessionState,
     template::TemplateRun,
 };
-use host_view::{HostQuery, HostView};
 pub use image_root::{ImageStatus, look_at_images, program_of};
 use request::well_formed;
 pub(crate) use request::{Parts, check_relative, parse_limits};
@@ -45,6 +44,7 @@ pub use rights::check_grants;
 pub(crate) use rights::{open_scratch, scratch_of};
 pub use sandbox::RunSandbox;
 use sandbox::SandboxBuilder;
+use shown_host::{HostQuery, ShownHost};
 
 /// What somebody wants run.
 #[derive(Clone, Copy)]
@@ -211,7 +211,7 @@ pub struct Admission<'a> {
     scratch: Option<OpenedScratch>,
     writable_trees: Vec<OpenedScratch>,
     sockets: Vec<OpenedSocket>,
-    trees: BTreeMap<PathBuf, OwnedFd>,
+    opened_binds: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
     /// Whether the registry is still to be swept of what killed launchers have left.
@@ -285,9 +285,10 @@ impl<'a> Admission<'a> {
         let (image, held) = image.unzip();
         host.image = image;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
-        let HostView { scratch, writable_trees, sockets, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
+        let ShownHost { scratch, writable_trees, sockets, interpreters, opened_binds, seen } =
+            ShownHost::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
-        run_request.trees = writable_trees.iter().map(|opened| opened.facts.clone()).collect();
+        run_request.writable_trees = writable_trees.iter().map(|opened| opened.facts.clone()).collect();
         run_request.sockets = sockets.iter().map(|opened| opened.facts.clone()).collect();
         run_request.interpreters = interpreters;
         let mut plan = plan(policy, filters, &host, &run_request)?;
@@ -315,7 +316,7 @@ impl<'a> Admission<'a> {
             scratch,
             writable_trees,
             sockets,
-            trees,
+            opened_binds,
             collect,
             record,
             unswept,
@@ -361,7 +362,7 @@ impl<'a> Admission<'a> {
             sockets: self.sockets,
             mount_points: Vec::new(),
             kept,
-            trees: self.trees,
+            opened_binds: self.opened_binds,
             held: self.held,
             streams,
             collect: self.collect,

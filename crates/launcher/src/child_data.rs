@@ -30,7 +30,7 @@ use crate::{
     ErrorKind, Inputs, LaunchError, Memory, OpenedScratch, Stdin,
     error::InputsError,
     identity,
-    messages::{ExecutorFiles, MAX_TREES},
+    messages::{ExecutorFiles, MAX_SENT_MOUNTS},
     scratch::{FileId, detached_copy, mount_points},
     tree,
 };
@@ -63,8 +63,8 @@ pub(crate) enum Entry {
     },
     Bind {
         source: CString,
-        /// Its place among the trees that were sent.
-        tree: Option<usize>,
+        /// Its place among the mounts that were sent.
+        sent: Option<usize>,
         target: CString,
         executable: bool,
     },
@@ -75,9 +75,9 @@ pub(crate) enum Entry {
     Writable {
         target: CString,
     },
-    /// A writable place that outlives the run, at its place among the trees that were sent.
+    /// A writable place that outlives the run, at its place among the mounts that were sent.
     Kept {
-        tree: usize,
+        sent: usize,
         target: CString,
     },
     Proc {
@@ -140,15 +140,15 @@ pub(crate) enum Entry {
 
 /// Where a host directory or socket comes from.
 pub(crate) enum ChildTree {
-    /// Its place among the trees that were sent.
+    /// Its place among the mounts that were sent.
     Sent(usize),
     /// Opened here, and then this file.
     Path { path: CString, device: u64, inode: u64 },
 }
 
-/// A layer of an image.
+/// A directory of an overlay: a layer of an image, or one of a view.
 pub(crate) enum ChildLayer {
-    /// Its place among the trees that were sent, idmapped.
+    /// Its place among the mounts that were sent, idmapped.
     Sent(usize),
     /// Opened here, and then this directory.
     Path { path: CString, file_id: FileId },
@@ -281,7 +281,7 @@ fn relative(path: &Path) -> Result<CString, LaunchError> {
 const ROOT_INODES: u64 = 32 << 10;
 
 impl ChildData {
-    /// With the host trees that were opened as the caller, which go to the child.
+    /// With the mounts that go to the child: those that the launcher has opened, copied or idmapped.
     pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Vec<OwnedFd>), LaunchError> {
         if plan.session != inputs.kept.is_some() {
             return Err(InputsError::Session.into());
@@ -289,18 +289,18 @@ impl ChildData {
         if plan.carried_program != inputs.carried_program.is_some() {
             return Err(InputsError::CarriedProgram.into());
         }
-        let mut trees = Vec::new();
+        let mut sent_mounts = Vec::new();
         let mut entries = vec![Entry::StandIn];
         for entry in &plan.root {
             entries.push(match entry {
-                RootEntry::Tree { index, target } => prepare_tree(plan, inputs, *index, target, &mut trees)?,
-                RootEntry::Socket { index, source, target } => prepare_socket(inputs, *index, source, target, &mut trees)?,
-                entry => prepare_entry(entry, plan, inputs, &mut trees)?,
+                RootEntry::Tree { index, target } => prepare_tree(plan, inputs, *index, target, &mut sent_mounts)?,
+                RootEntry::Socket { index, source, target } => prepare_socket(inputs, *index, source, target, &mut sent_mounts)?,
+                entry => prepare_entry(entry, plan, inputs, &mut sent_mounts)?,
             });
         }
         let scratch = prepare_scratch(plan, inputs)?;
-        if trees.len() > MAX_TREES {
-            return Err(InputsError::TooManyTrees(trees.len()).into());
+        if sent_mounts.len() > MAX_SENT_MOUNTS {
+            return Err(InputsError::TooManyMounts(sent_mounts.len()).into());
         }
         let file_ids = inputs.scratch.as_ref().map_or(&[][..], OpenedScratch::file_ids);
         if plan.scratch.protected.len() > file_ids.len() {
@@ -339,7 +339,7 @@ impl ChildData {
             payload_landlock: ChildRuleset::new(&plan.payload_landlock)?,
             filter: Arc::clone(&plan.filter.program),
         };
-        Ok((data, trees))
+        Ok((data, sent_mounts))
     }
 }
 
@@ -359,8 +359,14 @@ fn prepare_rules(protected: &[(PathBuf, PathKindName, Protection)], file_ids: &[
 }
 
 /// A host directory of a view, as its scratch is prepared.
-fn prepare_tree(plan: &Plan, inputs: &mut Inputs<'_>, index: usize, target: &Path, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
-    let (Some(opened), Some(planned)) = (inputs.writable_trees.get_mut(index), plan.trees.get(index)) else {
+fn prepare_tree(
+    plan: &Plan,
+    inputs: &mut Inputs<'_>,
+    index: usize,
+    target: &Path,
+    sent_mounts: &mut Vec<OwnedFd>,
+) -> Result<Entry, LaunchError> {
+    let (Some(opened), Some(planned)) = (inputs.writable_trees.get_mut(index), plan.writable_trees.get(index)) else {
         return Err(InputsError::Scratch.into());
     };
     if opened.idmapped_for != plan.identity.idmapped_to.map(|_| plan.identity.outside.0) {
@@ -372,8 +378,8 @@ fn prepare_tree(plan: &Plan, inputs: &mut Inputs<'_>, index: usize, target: &Pat
     inputs.mount_points.extend(mount_points::make(opened, planned, plan.mode == Mode::Root)?);
     let from = match opened.tree.take() {
         Some(tree) => {
-            trees.push(tree);
-            ChildTree::Sent(trees.len() - 1)
+            sent_mounts.push(tree);
+            ChildTree::Sent(sent_mounts.len() - 1)
         }
         None => {
             let stat =
@@ -390,7 +396,7 @@ fn prepare_socket(
     index: usize,
     source: &Path,
     target: &Path,
-    trees: &mut Vec<OwnedFd>,
+    sent_mounts: &mut Vec<OwnedFd>,
 ) -> Result<Entry, LaunchError> {
     let Some(opened) = inputs.sockets.get_mut(index).filter(|opened| opened.facts.path == source) else {
         return Err(InputsError::Scratch.into());
@@ -398,15 +404,15 @@ fn prepare_socket(
     let (device, inode) = opened.file_id;
     let from = match opened.tree.take() {
         Some(tree) => {
-            trees.push(tree);
-            ChildTree::Sent(trees.len() - 1)
+            sent_mounts.push(tree);
+            ChildTree::Sent(sent_mounts.len() - 1)
         }
         None => ChildTree::Path { path: c_path(source)?, device, inode },
     };
     Ok(Entry::Socket { from, target: relative(target)? })
 }
 
-fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
+fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, sent_mounts: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
     Ok(match entry {
         RootEntry::Directory { target, mode } => Entry::Directory { target: relative(target)?, mode: *mode },
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
@@ -414,21 +420,21 @@ fn prepare_entry(entry: &RootEntry, plan: &Plan, inputs: &mut Inputs<'_>, trees:
         RootEntry::Image { layers, writable } => {
             let is_idmapped = *writable && plan.mode == Mode::Root;
             let layers = open_layers(layers)?;
-            let layers = if is_idmapped { idmap_layers(layers, plan, trees)? } else { by_path(layers)? };
+            let layers = if is_idmapped { idmap_layers(layers, plan, sent_mounts)? } else { by_path(layers)? };
             Entry::Image { layers, writable: *writable }
         }
         RootEntry::Bind { source, target, executable } => {
-            let tree = inputs.trees.remove(source).map(|tree| {
-                trees.push(tree);
-                trees.len() - 1
+            let sent = inputs.opened_binds.remove(source).map(|mount| {
+                sent_mounts.push(mount);
+                sent_mounts.len() - 1
             });
-            Entry::Bind { source: c_path(source)?, tree, target: relative(target)?, executable: *executable }
+            Entry::Bind { source: c_path(source)?, sent, target: relative(target)?, executable: *executable }
         }
         RootEntry::Device { source, target } => Entry::Device { source: c_path(source)?, target: relative(target)? },
         RootEntry::Writable { target } => match inputs.kept.as_mut().and_then(|kept| kept.writable.remove(target)) {
             Some(mount) => {
-                trees.push(mount);
-                Entry::Kept { tree: trees.len() - 1, target: relative(target)? }
+                sent_mounts.push(mount);
+                Entry::Kept { sent: sent_mounts.len() - 1, target: relative(target)? }
             }
             None => Entry::Writable { target: relative(target)? },
         },
@@ -480,14 +486,14 @@ fn by_path(layers: Vec<(&Path, OwnedFd)>) -> Result<Vec<ChildLayer>, LaunchError
 
 /// Copies of the mounts are sent, in which files of root belong to the code: root is no id of the run's
 /// user namespace, and the kernel copies no file up whose owner has no mapping (EOVERFLOW).
-fn idmap_layers(layers: Vec<(&Path, OwnedFd)>, plan: &Plan, trees: &mut Vec<OwnedFd>) -> Result<Vec<ChildLayer>, LaunchError> {
+fn idmap_layers(layers: Vec<(&Path, OwnedFd)>, plan: &Plan, sent_mounts: &mut Vec<OwnedFd>) -> Result<Vec<ChildLayer>, LaunchError> {
     const ROOT: (u32, u32) = (0, 0);
     let copies: Vec<OwnedFd> =
         layers.iter().map(|(_, layer)| detached_copy(layer, false)).collect::<Result<_, _>>().map_err(layers_failed)?;
     identity::idmap(&copies, ROOT, plan.identity.outside).map_err(LaunchError::LayerIdmap)?;
-    let first = trees.len();
-    trees.extend(copies);
-    Ok((first..trees.len()).map(ChildLayer::Sent).collect())
+    let first = sent_mounts.len();
+    sent_mounts.extend(copies);
+    Ok((first..sent_mounts.len()).map(ChildLayer::Sent).collect())
 }
 
 fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<ChildScratch, LaunchError> {

@@ -223,8 +223,8 @@ pub enum InputsError {
     #[error("the sandbox and what is to be run in it disagree on there being a stdin")]
     Stdin,
     /// More directories are to be shown than can be sent.
-    #[error("the run needs {0} directories of the caller's own; at most {most} fit", most = crate::messages::MAX_TREES)]
-    TooManyTrees(usize),
+    #[error("the run needs {0} directories of the caller's own; at most {most} fit", most = crate::messages::MAX_SENT_MOUNTS)]
+    TooManyMounts(usize),
     /// An image has more layers than are laid over one another.
     #[error("the image has {0} layers, and at most {most} are laid over one another; import it again, which merges them", most = stockade_policy::plan::MAX_OVERLAY_LAYERS)]
     TooManyLayers(usize),

@@ -101,7 +101,7 @@ impl Layers {
             Layer::ScratchCount if plan.scratch.host => (plan.scratch.size, plan.scratch.files) = (None, None),
             Layer::ScratchRules => {
                 plan.scratch.protected.clear();
-                plan.trees.iter_mut().for_each(|tree| tree.protected.clear());
+                plan.writable_trees.iter_mut().for_each(|tree| tree.protected.clear());
             }
             Layer::Seccomp => plan.filter.program = Arc::new([RETURN_ALLOW]),
             Layer::Landlock => plan.landlock = LandlockPlan::default(),

@@ -97,8 +97,8 @@ pub struct Inputs<'a> {
     pub mount_points: Vec<scratch::MountPoint>,
     /// What the session keeps, for this run.
     pub kept: Option<volumes::VolumeCopies>,
-    /// Host trees that were opened with the caller's rights, by source path.
-    pub trees: BTreeMap<PathBuf, OwnedFd>,
+    /// Read-only directories that were opened with the caller's rights, by source path.
+    pub opened_binds: BTreeMap<PathBuf, OwnedFd>,
     /// Locks of files that the sandbox shows, held until nothing of it is left.
     pub held: Vec<std::fs::File>,
     /// What happens to the payload's output.

@@ -15,12 +15,12 @@ use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
 };
 
-/// The most trees of the host that a run can take.
-pub(crate) const MAX_TREES: usize = 32;
+/// The most mounts that a run's child is sent.
+pub(crate) const MAX_SENT_MOUNTS: usize = 32;
 /// The most hierarchies of cgroup v1 that a run joins.
 pub(crate) const MAX_TASKS: usize = 4;
 /// The most descriptors of one message.
-const MAX_DESCRIPTORS: usize = MAX_TREES + 1;
+const MAX_DESCRIPTORS: usize = MAX_SENT_MOUNTS + 1;
 
 /// From the launcher to the child.
 pub(crate) enum LauncherMessage<F> {
@@ -28,8 +28,8 @@ pub(crate) enum LauncherMessage<F> {
     Plan {
         /// Hangs up when the launcher ends.
         lifeline: F,
-        /// Host trees that were opened with the caller's rights.
-        trees: [Option<F>; MAX_TREES],
+        /// Mounts that the launcher has opened, copied or idmapped.
+        mounts: [Option<F>; MAX_SENT_MOUNTS],
     },
     /// Scratch can be mounted.
     Scratch {
@@ -99,10 +99,10 @@ impl LauncherMessage<BorrowedFd<'_>> {
     /// Sends it to the child.
     pub(crate) fn send(&self, socket: &OwnedFd) -> Result<(), Errno> {
         match self {
-            LauncherMessage::Plan { lifeline, trees } => {
+            LauncherMessage::Plan { lifeline, mounts } => {
                 let mut packet = Packet::new(PLAN, socket);
                 packet.push(*lifeline)?;
-                trees.iter().flatten().try_for_each(|tree| packet.push(*tree))?;
+                mounts.iter().flatten().try_for_each(|mount| packet.push(*mount))?;
                 packet.send(socket)
             }
             LauncherMessage::Scratch { executor: ExecutorFiles { job, stdin, stdout, stderr, memory }, tree } => {
@@ -128,7 +128,7 @@ impl LauncherMessage<OwnedFd> {
         let message = match received.number {
             PLAN => {
                 let lifeline = received.take()?;
-                LauncherMessage::Plan { lifeline, trees: std::array::from_fn(|_| received.take().ok()) }
+                LauncherMessage::Plan { lifeline, mounts: std::array::from_fn(|_| received.take().ok()) }
             }
             SCRATCH => LauncherMessage::Scratch {
                 executor: ExecutorFiles {

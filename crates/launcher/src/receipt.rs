@@ -261,8 +261,8 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
         Some(egress) => format!("egress by {} rules through the gate, a process of its own outside", egress.whitelist.rules().len()),
     };
     layer("network", Known::Applied, format!("a namespace of its own, in which only lo was made; {egress}"));
-    if plan.scratch.host || !plan.trees.is_empty() {
-        let directories: Vec<String> = match plan.trees.as_slice() {
+    if plan.scratch.host || !plan.writable_trees.is_empty() {
+        let directories: Vec<String> = match plan.writable_trees.as_slice() {
             [] => vec![plan.scratch.path.display().to_string()],
             trees => trees.iter().map(|tree| format!("{} at {}", tree.source.display(), tree.target.display())).collect(),
         };

@@ -42,7 +42,7 @@ use crate::{
     error::InputsError,
     identity::{self, OuterNamespaces},
     layers::Layers,
-    messages::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_TREES},
+    messages::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_SENT_MOUNTS},
     registry::Record,
     sock_diag::SockDiag,
     tree,
@@ -88,12 +88,12 @@ pub(crate) fn launcher(
     // As soon as the plan has the ids: until then every id is the overflow id (2).
     let proc = identity::write_maps(plan, init.sandbox.pid())?;
     let (lifeline_read, lifeline) = child_data::pipe()?;
-    let (data, trees) = ChildData::new(plan, inputs)?;
+    let (data, mounts) = ChildData::new(plan, inputs)?;
     init.sandbox.lend(data);
-    let mut sent = [None; MAX_TREES];
-    sent.iter_mut().zip(&trees).for_each(|(place, tree)| *place = Some(tree.as_fd()));
-    send(&LauncherMessage::Plan { lifeline: lifeline_read.as_fd(), trees: sent })?;
-    drop((lifeline_read, trees));
+    let mut sent = [None; MAX_SENT_MOUNTS];
+    sent.iter_mut().zip(&mounts).for_each(|(place, mount)| *place = Some(mount.as_fd()));
+    send(&LauncherMessage::Plan { lifeline: lifeline_read.as_fd(), mounts: sent })?;
+    drop((lifeline_read, mounts));
     // What the child does not need yet is made beside its mounts: v1 cgroups take as long.
     let scratch = inputs.scratch.as_mut().and_then(|opened| opened.tree.take());
     let (kept, tmp) = inputs.kept.take().map(|kept| (kept.scratch, kept.tmp)).unzip();
@@ -217,7 +217,7 @@ impl<'p> Rooted<'p> {
     /// Waits for the id maps and the plan, switches to the sandbox's ids, builds the root and
     /// pivots into it.
     fn build(shared: &'p Shared) -> StepResult<Self> {
-        let LauncherMessage::Plan { lifeline, trees } = shared.recv(Step::AwaitLauncher)? else {
+        let LauncherMessage::Plan { lifeline, mounts } = shared.recv(Step::AwaitLauncher)? else {
             return Err(Errno::PROTO).at(Step::AwaitLauncher);
         };
         let data = shared.data.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
@@ -236,7 +236,7 @@ impl<'p> Rooted<'p> {
         let mut root = NewRoot::mount(data).at(Step::RootTmpfs)?;
         let mut made = Made::default();
         for (index, entry) in data.entries.iter().enumerate() {
-            make_entry(&mut root, entry, &trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
+            make_entry(&mut root, entry, &mounts, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
         }
         let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         if data.egress {

@@ -2,8 +2,8 @@
 //!
 //! A plan is a value. It contains every path, flag, limit and rule of the run, and
 //! nothing is decided after it; `--dry-run` prints it and tests compare it whole.
-//! Making a plan changes nothing on the host. It holds no contents: neither code nor files, and of
-//! environment variables only what the policy itself sets.
+//! Making a plan changes nothing on the host. It holds neither code nor files of a request. Its printed
+//! text shows no values of variables, and no contents of a view's files.
 
 mod commands;
 mod confinement;
@@ -66,7 +66,7 @@ pub struct RunRequest {
     /// What the caller wants to see in place of the policy's root.
     pub view: Option<View>,
     /// The host directories that the view has writable, opened and checked, in its order.
-    pub trees: Vec<HostScratch>,
+    pub writable_trees: Vec<HostScratch>,
     /// The sockets of the host that the view shows, likewise.
     pub sockets: Vec<HostSocket>,
 }
@@ -184,14 +184,14 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let scratch = plan_scratch(policy, run_request, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, run_request, &scratch)?;
     let commands = Commands::new(policy, facts, run_request, extra);
-    let (root, writable, trees) = match &run_request.view {
+    let (root, writable, writable_trees) = match &run_request.view {
         None => {
             let (root, writable) = plan_root(policy, facts, run_request, &identity, &scratch, &commands, &limits)?;
             (root, writable, Vec::new())
         }
         Some(view) => {
-            let ViewPlan { root, writable, trees } = plan_view(view, policy, facts, run_request, &identity, &limits)?;
-            (root, writable, trees)
+            let ViewPlan { root, writable, writable_trees } = plan_view(view, policy, facts, run_request, &identity, &limits)?;
+            (root, writable, writable_trees)
         }
     };
     let working_directories = match &run_request.view {
@@ -202,7 +202,8 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
     let environment = plan_environment(policy, facts, run_request, &scratch, commands)?;
     let callers_filters = run_request.view.as_ref().map_or_else(Vec::new, |view| view.filters.clone());
-    let filter = plan_filter(policy, filters, (scratch.host && !scratch.read_only) || !trees.is_empty(), !callers_filters.is_empty());
+    let filter =
+        plan_filter(policy, filters, (scratch.host && !scratch.read_only) || !writable_trees.is_empty(), !callers_filters.is_empty());
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
     let cpus = usable_cpus(facts, &limits);
     let egress = plan_egress(policy);
@@ -215,7 +216,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         root_size: root_size(&limits),
         image_root: facts.image.as_ref().map(plan_image),
         scratch,
-        trees,
+        writable_trees,
         working_directories,
         argv,
         environment: environment.keys().cloned().collect(),
@@ -419,7 +420,7 @@ fn plan_identity(
             (None, Some(id)) => {
                 outside = (id, id);
                 // Each tree is idmapped for its own owner.
-                idmapped_to = run_request.scratch.as_ref().or(run_request.trees.first()).map(|scratch| scratch.owner);
+                idmapped_to = run_request.scratch.as_ref().or(run_request.writable_trees.first()).map(|scratch| scratch.owner);
             }
             (refusal, _) => {
                 degrade(policy, facts, Degradable::UniqueUid, refusal.unwrap_or_default(), degraded)?;
@@ -473,7 +474,7 @@ fn plan_identity_on_host(
         // The gate has the run's uid on the host: a user namespace must separate the two.
         return Err(PlanError::EgressOnHost { policy: policy.name.clone(), why: refusal.to_owned() });
     }
-    if let Some(scratch) = run_request.scratch.as_ref().or(run_request.trees.first()) {
+    if let Some(scratch) = run_request.scratch.as_ref().or(run_request.writable_trees.first()) {
         return Err(PlanError::ScratchOnHost { path: scratch.path.clone(), why: refusal.to_owned() });
     }
     Ok(Identity {

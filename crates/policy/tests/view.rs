@@ -75,7 +75,7 @@ fn planned_with(entries: &[ViewEntry], protected: &[(&str, PathKind, Protection)
     });
     let run_request = RunRequest {
         program: Program::Command(vec![String::from("true")]),
-        trees: trees.collect(),
+        writable_trees: trees.collect(),
         sockets: sockets.collect(),
         view: Some(View { entries: entries.to_vec(), working_directories: vec![PathBuf::from("/")], ..View::default() }),
         ..RunRequest::default()
@@ -255,9 +255,9 @@ fn writable_directories_keep_apart_from_what_is_shown_and_from_each_other() {
     refused(&[tree("/", "/w")], "view_tree_shown");
     refused(&[tree("/srv/w", "/a"), tree("/srv/w/in", "/b")], "view_trees_nested");
     let plan = planned(&[tree("/srv/w", "/a"), tree("/srv/other", "/b"), show("/srv/w/.git", "/a/.git")]).unwrap();
-    assert_eq!(plan.trees.len(), 2);
+    assert_eq!(plan.writable_trees.len(), 2);
     assert_eq!(
-        plan.trees[0].protected.iter().map(|(path, _, how)| (path.as_path(), *how)).collect::<Vec<_>>(),
+        plan.writable_trees[0].protected.iter().map(|(path, _, how)| (path.as_path(), *how)).collect::<Vec<_>>(),
         [(Path::new(".git"), Protection::ReadOnly)]
     );
     assert_eq!(plan.writable_mounts(), ["/dev/shm", "/a", "/b", "/run/stockade/scratch"].map(PathBuf::from));
@@ -269,7 +269,7 @@ fn writable_directories_keep_apart_from_what_is_shown_and_from_each_other() {
 fn what_stays_read_only_in_a_writable_directory_cannot_be_moved_away() {
     use Protection::{Hidden, Pinned, ReadOnly};
     let protected = |plan: &Plan| -> Vec<(String, Protection)> {
-        plan.trees[0].protected.iter().map(|(path, _, how)| (path.display().to_string(), *how)).collect()
+        plan.writable_trees[0].protected.iter().map(|(path, _, how)| (path.display().to_string(), *how)).collect()
     };
     let is = |paths: &[(&str, Protection)]| paths.iter().map(|(path, how)| ((*path).to_owned(), *how)).collect::<Vec<_>>();
     let hooks = [tree("/srv/w", "/w"), show("/srv/w/.git/hooks", "/w/.git/hooks")];
@@ -292,7 +292,7 @@ fn what_stays_read_only_in_a_writable_directory_cannot_be_moved_away() {
 #[test]
 fn the_whole_of_a_writable_directory_can_be_made_read_only() {
     let plan = planned(&[tree("/srv/w", "/w"), show("/srv/w", "/w")]).unwrap();
-    let protected: Vec<_> = plan.trees[0].protected.iter().map(|(path, _, how)| (path.as_path(), *how)).collect();
+    let protected: Vec<_> = plan.writable_trees[0].protected.iter().map(|(path, _, how)| (path.as_path(), *how)).collect();
     assert_eq!(protected, [(Path::new("."), Protection::ReadOnly)]);
     // Compared as bytes with what the kernel says.
     assert!(plan.required_mounts().iter().any(|point| point.as_os_str() == "/w"), "{:?}", plan.required_mounts());
@@ -309,7 +309,7 @@ fn what_was_laid_over_a_writable_directory_is_not_shown_by_its_name() {
 fn a_missing_name_of_a_writable_directory_gets_a_mount_point() {
     let points = |entries: &[ViewEntry]| -> Vec<String> {
         let plan = planned(entries).unwrap();
-        plan.trees[0].mount_points.iter().map(|(path, kind)| format!("{} {kind:?}", path.display())).collect()
+        plan.writable_trees[0].mount_points.iter().map(|(path, kind)| format!("{} {kind:?}", path.display())).collect()
     };
     let over = [tree("/srv/w", "/w"), show("/dev/null", "/w/.bashrc"), show("/tmp/empty", "/w/.claude"), tmpfs("/w/t")];
     assert_eq!(points(&over), [".bashrc File", ".claude Directory", "t Directory"]);

@@ -74,7 +74,7 @@ pub const COMMAND_LINE: Target = Target {
         });
         let run_request = RunRequest {
             program: Program::Command(invocation.command.clone()),
-            trees: trees.collect(),
+            writable_trees: trees.collect(),
             view: Some(View { entries, working_directories: vec![PathBuf::from("/")], ..View::default() }),
             ..RunRequest::default()
         };

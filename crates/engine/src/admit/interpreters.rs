@@ -140,12 +140,12 @@ pub(super) fn codecs(policy: &Policy, interpreters: &BTreeMap<String, Interprete
 
 /// Directories outside the policy that root shows on the caller's behalf, opened with
 /// the caller's rights, by their paths without links.
-pub(super) fn open_trees(identity: &Identity, led: &ResolvedPrefixes, opener: &Opener<'_>) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
-    let mut trees = BTreeMap::new();
+pub(super) fn open_binds(identity: &Identity, led: &ResolvedPrefixes, opener: &Opener<'_>) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
+    let mut opened = BTreeMap::new();
     if identity.privileged {
         for path in led.values() {
-            trees.insert(path.clone(), scratch::open_tree_as_caller(path, opener).map_err(InterpreterError::Tree)?);
+            opened.insert(path.clone(), scratch::open_tree_as_caller(path, opener).map_err(InterpreterError::Tree)?);
         }
     }
-    Ok(trees)
+    Ok(opened)
 }

@@ -155,7 +155,7 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
         Some(RootEntry::Bind { source, .. } | RootEntry::Device { source, .. }) => format!(", bind {} read-only", source.display()),
         Some(RootEntry::Placed { source, target, .. }) => format!(", bind {} read-only at /{}", source.display(), target.display()),
         Some(RootEntry::Tree { index, target }) => {
-            let source = plan.trees.get(*index).map(|tree| tree.source.display().to_string()).unwrap_or_default();
+            let source = plan.writable_trees.get(*index).map(|tree| tree.source.display().to_string()).unwrap_or_default();
             format!(", bind {source} at /{}", target.display())
         }
         Some(RootEntry::Socket { source, target, .. }) => format!(", bind socket {} at /{}", source.display(), target.display()),

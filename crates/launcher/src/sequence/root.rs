@@ -77,9 +77,9 @@ fn copy_checked(path: &CStr, device: u64, inode: u64) -> Result<OwnedFd, Errno> 
 }
 
 /// What was sent, or a copy made here, which `copy` keeps.
-fn child_tree<'a>(from: &ChildTree, trees: &'a [Option<OwnedFd>], copy: &'a mut Option<OwnedFd>) -> Result<&'a OwnedFd, Errno> {
+fn child_tree<'a>(from: &ChildTree, sent_mounts: &'a [Option<OwnedFd>], copy: &'a mut Option<OwnedFd>) -> Result<&'a OwnedFd, Errno> {
     match from {
-        ChildTree::Sent(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF),
+        ChildTree::Sent(index) => sent_mounts.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF),
         ChildTree::Path { path, device, inode } => Ok(copy.insert(copy_checked(path, *device, *inode)?)),
     }
 }
@@ -131,8 +131,8 @@ impl NewRoot {
     }
 
     /// Mounts the image's layers below the files that were made so far, over `/` again.
-    fn lay_over(&mut self, layers: &[ChildLayer], writable: bool, trees: &[Option<OwnedFd>]) -> Result<(), Errno> {
-        let layers = open_layers(&self.tmpfs, layers, trees)?;
+    fn mount_image_below(&mut self, layers: &[ChildLayer], writable: bool, sent_mounts: &[Option<OwnedFd>]) -> Result<(), Errno> {
+        let layers = open_layers(&self.tmpfs, layers, sent_mounts)?;
         let changes = || Ok([make_directory(&self.tmpfs, UPPER)?, make_directory(&self.tmpfs, WORK)?]);
         let merged = overlay(self.upon_image.as_ref(), &layers, writable.then(changes).transpose()?, INSIDE)?;
         move_mount(&merged, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
@@ -144,10 +144,10 @@ impl NewRoot {
 /// Directories that are laid over one another, bottom first.
 type OpenedLayers = [Option<OwnedFd>; MAX_OVERLAY_LAYERS];
 
-fn open_layers(tmpfs: &OwnedFd, layers: &[ChildLayer], trees: &[Option<OwnedFd>]) -> Result<OpenedLayers, Errno> {
+fn open_layers(tmpfs: &OwnedFd, layers: &[ChildLayer], sent_mounts: &[Option<OwnedFd>]) -> Result<OpenedLayers, Errno> {
     let mut opened = [const { None }; MAX_OVERLAY_LAYERS];
     for (layer, place) in layers.iter().zip(&mut opened) {
-        *place = Some(open_layer(tmpfs, layer, trees)?);
+        *place = Some(open_layer(tmpfs, layer, sent_mounts)?);
     }
     Ok(opened)
 }
@@ -177,10 +177,10 @@ fn overlay(
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-fn open_layer(tmpfs: &OwnedFd, layer: &ChildLayer, trees: &[Option<OwnedFd>]) -> Result<OwnedFd, Errno> {
+fn open_layer(tmpfs: &OwnedFd, layer: &ChildLayer, sent_mounts: &[Option<OwnedFd>]) -> Result<OwnedFd, Errno> {
     match layer {
         ChildLayer::Sent(index) => {
-            let tree = trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
+            let tree = sent_mounts.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
             stockade_sys::mount::set_attributes(tree, attr::RDONLY | attr::NOSUID | attr::NODEV, false)?;
             // Only a mount of this namespace can be a layer. They lie over one another, and go with the
             // tmpfs when the old root is detached: overlay has copies of its own.
@@ -249,7 +249,7 @@ pub(super) struct Made {
 pub(super) fn make_entry(
     new_root: &mut NewRoot,
     entry: &Entry,
-    trees: &[Option<OwnedFd>],
+    sent_mounts: &[Option<OwnedFd>],
     made: &mut Made,
     layers: Layers,
 ) -> Result<(), Errno> {
@@ -267,12 +267,12 @@ pub(super) fn make_entry(
             mknodat(files, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
         }
         Entry::File { target, mode, text } => write_file(files, target, *mode, text).map(drop),
-        Entry::Image { layers, writable } => new_root.lay_over(layers, *writable, trees),
-        Entry::Bind { source, tree, target, executable } => {
+        Entry::Image { layers: lower, writable } => new_root.mount_image_below(lower, *writable, sent_mounts),
+        Entry::Bind { source, sent, target, executable } => {
             let copy;
             // Root has opened what belongs to the caller with the caller's rights.
-            let tree = match tree {
-                Some(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
+            let tree = match sent {
+                Some(index) => sent_mounts.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
                 None => {
                     // Where its links lead stands in the plan; any other was put there since.
                     copy = copy_tree(tree::open_unlinked(source.as_c_str())?, c"")?;
@@ -294,7 +294,7 @@ pub(super) fn make_entry(
             let own = copy_tree(files, target)?;
             attach(&own, root, target)
         }
-        Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
+        Entry::Kept { sent, target } => attach(sent_mounts.get(*sent).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
         Entry::Proc { target } => {
             // Before the old root is detached: afterwards "mount too revealing" (EPERM).
             let placed = if layers.has(Layer::PidNamespace) {
@@ -350,7 +350,7 @@ pub(super) fn make_entry(
         }
         Entry::Tree { from, target, rules } => {
             let mut copy = None;
-            let tree = child_tree(from, trees, &mut copy)?;
+            let tree = child_tree(from, sent_mounts, &mut copy)?;
             let flags = if layers.has(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
             set(tree, u64::from(flags.bits()), true)?;
             place(tree, root, target)?;
@@ -358,7 +358,7 @@ pub(super) fn make_entry(
         }
         Entry::Socket { from, target } => {
             let mut copy = None;
-            let socket = child_tree(from, trees, &mut copy)?;
+            let socket = child_tree(from, sent_mounts, &mut copy)?;
             set(socket, attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC, false)?;
             place(socket, root, target)
         }
@@ -368,12 +368,12 @@ pub(super) fn make_entry(
             set(&copy, read_only | attr::NOSUID | attr::NODEV, false)?;
             place(copy, root, target)
         }
-        Entry::Overlay { layers, changes, target, executable } => {
-            let layers = open_layers(tmpfs, layers, trees)?;
+        Entry::Overlay { layers: lower, changes, target, executable } => {
+            let lower = open_layers(tmpfs, lower, sent_mounts)?;
             let changes = changes.as_ref().map(|[upper, work]| Ok([open_own(files, upper)?, open_own(files, work)?])).transpose()?;
             let read_only = if changes.is_none() { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
             let noexec = if *executable { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_NOEXEC };
-            place(overlay(None, &layers, changes, INSIDE | read_only | noexec)?, root, target)
+            place(overlay(None, &lower, changes, INSIDE | read_only | noexec)?, root, target)
         }
         Entry::Laid { target, mode, bytes, writable } => {
             write_file(tmpfs, COVER_FILE, *mode, bytes)?;

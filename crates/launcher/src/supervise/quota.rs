@@ -109,7 +109,7 @@ pub(super) struct Quota {
     /// None until the child has handed a private scratch over.
     pub(super) scratch: Option<ScratchFs>,
     /// Further host directories, each with limits as a host scratch.
-    pub(super) trees: Vec<HostScratchFs>,
+    pub(super) writable_trees: Vec<HostScratchFs>,
     /// The file system of `/tmp`, home and `/dev/shm`; none until it is handed over.
     pub(super) tmp: Option<OwnedFd>,
     /// The file system of what code changes of the root, where that of `tmp` is another.
@@ -221,14 +221,23 @@ impl ScratchFs {
 impl Quota {
     /// `tmp`: what a session keeps. Without it the code's writable file systems are handed over
     /// by the child.
-    pub(super) fn new(plan: &Plan, opened: Option<OpenedScratch>, trees: Vec<OpenedScratch>, tmp: Option<OwnedFd>) -> Result<Self, Errno> {
+    pub(super) fn new(
+        plan: &Plan,
+        opened: Option<OpenedScratch>,
+        writable_trees: Vec<OpenedScratch>,
+        tmp: Option<OwnedFd>,
+    ) -> Result<Self, Errno> {
         let host = |OpenedScratch { directory, before, linked, second_look, rights, .. }, inside: &Path| {
             let room = usage::room(&directory)?;
             let inside = inside.to_path_buf();
             Ok(HostScratchFs { directory, inside, before, linked, second_look, rights, room, room_without: room })
         };
         let scratch = opened.map(|opened| host(opened, &plan.scratch.path).map(ScratchFs::Host)).transpose()?;
-        let trees = trees.into_iter().zip(&plan.trees).map(|(opened, tree)| host(opened, &tree.target)).collect::<Result<_, Errno>>()?;
+        let writable_trees = writable_trees
+            .into_iter()
+            .zip(&plan.writable_trees)
+            .map(|(opened, tree)| host(opened, &tree.target))
+            .collect::<Result<_, Errno>>()?;
         Ok(Quota {
             cpu_before: CpuTime::default(),
             next_cpu_check: None,
@@ -242,7 +251,7 @@ impl Quota {
             scratch_peak: 0,
             grace: None,
             scratch,
-            trees,
+            writable_trees,
             tmp,
             writable_root: None,
         })
@@ -250,7 +259,7 @@ impl Quota {
 
     /// All directories of the host that the code may write.
     pub(super) fn hosts(&self) -> impl Iterator<Item = &HostScratchFs> {
-        self.host_scratch().into_iter().chain(&self.trees)
+        self.host_scratch().into_iter().chain(&self.writable_trees)
     }
 
     pub(super) fn hosts_mut(&mut self) -> impl Iterator<Item = &mut HostScratchFs> {
@@ -258,7 +267,7 @@ impl Quota {
             Some(ScratchFs::Host(host)) => Some(host),
             Some(ScratchFs::Private(_)) | None => None,
         };
-        scratch.into_iter().chain(&mut self.trees)
+        scratch.into_iter().chain(&mut self.writable_trees)
     }
 
     /// What the file system of one of them has lost at most; none where there is none.

@@ -87,7 +87,7 @@ impl RootBuilder {
 
     /// Puts the layers of an image below the directories, links and files: they hide what the image
     /// has at their paths, and are the places that the rest is mounted on.
-    fn lay_over(&mut self, image: &ImageFacts, writable: bool) {
+    fn put_below(&mut self, image: &ImageFacts, writable: bool) {
         let is_file = |entry: &RootEntry| matches!(entry, RootEntry::Directory { .. } | RootEntry::Link { .. } | RootEntry::File { .. });
         let (files, mounts): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_file);
         self.entries = files;
@@ -185,7 +185,7 @@ pub(super) fn plan_root(
         {
             root.directory(&path, 0o755);
         }
-        root.lay_over(image, policy.filesystem.writable_root);
+        root.put_below(image, policy.filesystem.writable_root);
     }
     Ok((root.entries, writable))
 }

@@ -162,7 +162,7 @@ pub enum RootEntry {
         /// Programs may be run from it.
         executable: bool,
     },
-    /// One of `trees`, laid likewise.
+    /// One of `writable_trees`, laid likewise.
     Tree {
         /// Its place in the list.
         index: usize,
@@ -415,8 +415,8 @@ pub struct Plan {
     /// Scratch.
     pub scratch: ScratchPlan,
     /// Further directories of the host that code may write, each by as much as a scratch.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub trees: Vec<TreePlan>,
+    #[serde(rename = "trees", skip_serializing_if = "Vec::is_empty")]
+    pub writable_trees: Vec<TreePlan>,
     /// Where the payload starts: the first of these that is there; empty: in scratch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub working_directories: Vec<PathBuf>,
@@ -493,7 +493,7 @@ impl Plan {
             root_size,
             image_root,
             scratch,
-            trees,
+            writable_trees,
             working_directories,
             argv: _,
             environment: _,
@@ -518,7 +518,8 @@ impl Plan {
             == (&other.policy, &other.policy_sha256, &other.mode, &other.identity, &other.root, &other.root_size)
             && image_root == &other.image_root
             && (scratch, cpus, filter) == (&other.scratch, &other.cpus, &other.filter)
-            && (trees, working_directories, callers_filters) == (&other.trees, &other.working_directories, &other.callers_filters)
+            && (writable_trees, working_directories, callers_filters)
+                == (&other.writable_trees, &other.working_directories, &other.callers_filters)
             && (landlock, payload_landlock) == (&other.landlock, &other.payload_landlock)
             && (egress, terminal, session, carried_program) == (&other.egress, &other.terminal, &other.session, &other.carried_program)
             && degraded == &other.degraded
@@ -585,7 +586,7 @@ impl Plan {
                 _ => None,
             })
             .collect();
-        for TreePlan { target, protected, .. } in &self.trees {
+        for TreePlan { target, protected, .. } in &self.writable_trees {
             let pinned = protected.iter().filter(|(.., protection)| *protection == Protection::Pinned);
             all.extend(pinned.map(|(path, ..)| target.join(path)));
         }
@@ -618,7 +619,7 @@ impl Plan {
                 _ => None,
             })
             .collect();
-        for TreePlan { target, protected, .. } in &self.trees {
+        for TreePlan { target, protected, .. } in &self.writable_trees {
             all.extend(protected.iter().map(|(path, ..)| target.join(path).components().collect::<PathBuf>()));
         }
         all.push(PathBuf::from("/"));

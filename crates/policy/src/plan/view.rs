@@ -67,7 +67,7 @@ pub enum ViewEntry {
         /// Left out where the host, as the policy shows it, has none.
         optional: bool,
     },
-    /// A directory of the host that code may write: the next of `RunRequest::trees`.
+    /// A directory of the host that code may write: the next of `RunRequest::writable_trees`.
     Tree {
         /// On the host.
         source: PathBuf,
@@ -246,7 +246,7 @@ enum Region {
     Own(PathBuf),
     /// The host's.
     Host,
-    /// The host's, and code may write it: this one of the trees.
+    /// The host's, and code may write it: this one of the writable trees.
     Tree(usize),
 }
 
@@ -259,7 +259,7 @@ struct ViewBuilder<'a> {
     links: BTreeSet<PathBuf>,
     /// Where sockets are shown.
     sockets: Vec<PathBuf>,
-    trees: Vec<TreePlan>,
+    writable_trees: Vec<TreePlan>,
     writable: Vec<PathBuf>,
     stored: usize,
 }
@@ -268,7 +268,7 @@ struct ViewBuilder<'a> {
 pub(super) struct ViewPlan {
     pub(super) root: Vec<RootEntry>,
     pub(super) writable: Vec<PathBuf>,
-    pub(super) trees: Vec<TreePlan>,
+    pub(super) writable_trees: Vec<TreePlan>,
 }
 
 pub(super) fn plan_view(
@@ -299,11 +299,11 @@ pub(super) fn plan_view(
         regions: vec![(PathBuf::from("/"), Region::Own(PathBuf::from("/")))],
         links: BTreeSet::new(),
         sockets: Vec::new(),
-        trees: Vec::new(),
+        writable_trees: Vec::new(),
         writable: vec![PathBuf::from("/dev/shm")],
         stored: 0,
     };
-    let mut opened = run_request.trees.iter();
+    let mut opened = run_request.writable_trees.iter();
     let mut sockets = run_request.sockets.iter().enumerate();
     for (entry, later) in view.entries.iter().enumerate().map(|(at, entry)| (entry, view.entries.get(at + 1..).unwrap_or_default())) {
         builder.check(entry)?;
@@ -342,7 +342,7 @@ pub(super) fn plan_view(
             }
         }
     }
-    Ok(ViewPlan { root: builder.root.entries, writable: builder.writable, trees: builder.trees })
+    Ok(ViewPlan { root: builder.root.entries, writable: builder.writable, writable_trees: builder.writable_trees })
 }
 
 impl ViewBuilder<'_> {
@@ -539,19 +539,19 @@ impl ViewBuilder<'_> {
             return Err(ViewError::TreeShown { tree: scratch.path.clone(), shown: shown.clone() });
         }
         let is_nested = |other: &&TreePlan| other.source.starts_with(&scratch.path) || scratch.path.starts_with(&other.source);
-        if let Some(other) = self.trees.iter().find(is_nested).filter(|other| other.source != scratch.path) {
+        if let Some(other) = self.writable_trees.iter().find(is_nested).filter(|other| other.source != scratch.path) {
             return Err(ViewError::TreesNested(other.source.clone(), scratch.path.clone()));
         }
         if let Some(why) = &scratch.idmap_refusal {
             return Err(ViewError::NoIdmap { path: scratch.path.clone(), why: why.clone() });
         }
         self.place(target, PathKind::Directory)?;
-        self.root.entries.push(RootEntry::Tree { index: self.trees.len(), target: RootBuilder::relative(target) });
+        self.root.entries.push(RootEntry::Tree { index: self.writable_trees.len(), target: RootBuilder::relative(target) });
         let kind = |kind: PathKind| if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
         let protected = scratch.protected.iter().map(|(path, found, protection)| (path.clone(), kind(*found), *protection)).collect();
-        self.cover(target, Region::Tree(self.trees.len()));
+        self.cover(target, Region::Tree(self.writable_trees.len()));
         let (source, target) = (scratch.path.clone(), target.to_path_buf());
-        self.trees.push(TreePlan { source, target, protected, mount_points: Vec::new() });
+        self.writable_trees.push(TreePlan { source, target, protected, mount_points: Vec::new() });
         Ok(())
     }
 
@@ -685,7 +685,7 @@ impl ViewBuilder<'_> {
     /// where the path lies below it.
     fn tree_at(&mut self, target: &Path) -> Option<(&mut TreePlan, PathBuf)> {
         let Region::Tree(index) = *self.region(target).1 else { return None };
-        let tree = self.trees.get_mut(index)?;
+        let tree = self.writable_trees.get_mut(index)?;
         let below = target.strip_prefix(&tree.target).ok()?.components().collect();
         Some((tree, below))
     }

@@ -28,7 +28,7 @@ use stockade_protocol::Verdict;
 
 use super::{
     inspect::{Inspected, inspect},
-    interpreters::{ResolvedPrefixes, check_interpreters, codecs, open_trees},
+    interpreters::{ResolvedPrefixes, check_interpreters, codecs, open_binds},
     rights::{check_grants, open_scratch},
 };
 use crate::{
@@ -51,7 +51,7 @@ pub(super) struct HostQuery<'a> {
 }
 
 /// The paths of the host that a run shows, opened and checked.
-pub(super) struct HostView {
+pub(super) struct ShownHost {
     pub(super) scratch: Option<OpenedScratch>,
     /// The directories that a view has writable, in its order.
     pub(super) writable_trees: Vec<OpenedScratch>,
@@ -60,12 +60,12 @@ pub(super) struct HostView {
     /// Interpreters in place of the policy's.
     pub(super) interpreters: BTreeMap<String, Interpreter>,
     /// Directories that they need, where root shows them for somebody.
-    pub(super) trees: BTreeMap<PathBuf, OwnedFd>,
+    pub(super) opened_binds: BTreeMap<PathBuf, OwnedFd>,
     /// Which file or directory each path is, where that is compared.
     pub(super) seen: PathIds,
 }
 
-impl HostView {
+impl ShownHost {
     /// Opens and looks at all of it. What a plan needs to know of it is added to the host's
     /// facts.
     ///
@@ -117,8 +117,8 @@ impl HostView {
         let seen = inspect(host, identity, policy, &interpreters, &led)?;
         audit::check_unseen(identity, paths(policy, &interpreters, host, scratch.iter().chain(&writable_trees)), &seen)?;
         let seen = if query.is_compared { own(&seen) } else { PathIds::new() };
-        let trees = open_trees(identity, &led, &opener)?;
-        Ok(HostView { scratch, writable_trees, sockets, interpreters, trees, seen })
+        let opened_binds = open_binds(identity, &led, &opener)?;
+        Ok(ShownHost { scratch, writable_trees, sockets, interpreters, opened_binds, seen })
     }
 }
 
