@@ -3,14 +3,15 @@
 //! An option is taken, stands for what a sandbox of stockade has anyway, or is refused by name with
 //! what to do instead: none is read and ignored that would have opened something. Nothing of the host is read
 //! here but what `--args` names, through a function of the caller's. What an operation may show is
-//! decided by the policy.
+//! decided by the policy, but for what no policy allows and is refused here: a writable `/`, the host's
+//! `/proc`, and devices of the host.
 #![forbid(unsafe_code)]
 
 mod options;
 #[cfg(test)]
 mod tests;
 
-pub use options::{FlagKind, REFUSED, TAKEN};
+pub use options::{FlagKind, REFUSED};
 
 /// The most words of one command line, those of `--args` among them; bubblewrap's own limit.
 pub const MAX_WORDS: usize = 9000;

@@ -34,43 +34,6 @@ pub const INHERENT: &[(&str, usize)] = &[
     ("--sync-fd", 1),
 ];
 
-/// Options that have an effect of their own.
-pub const TAKEN: &[&str] = &[
-    "--help",
-    "--version",
-    "--args",
-    "--bind",
-    "--bind-try",
-    "--ro-bind",
-    "--ro-bind-try",
-    "--dev-bind",
-    "--dev-bind-try",
-    "--overlay-src",
-    "--tmp-overlay",
-    "--ro-overlay",
-    "--tmpfs",
-    "--dir",
-    "--symlink",
-    "--file",
-    "--bind-data",
-    "--ro-bind-data",
-    "--perms",
-    "--chmod",
-    "--chdir",
-    "--setenv",
-    "--unsetenv",
-    "--clearenv",
-    "--uid",
-    "--gid",
-    "--hostname",
-    "--seccomp",
-    "--add-seccomp-fd",
-    "--block-fd",
-    "--info-fd",
-    "--json-status-fd",
-    "--die-with-parent",
-];
-
 /// Refused options, and what to do instead.
 pub const REFUSED: &[(&str, &str)] = &[
     (

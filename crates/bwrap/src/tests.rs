@@ -18,6 +18,43 @@ fn refusal(line: &str) -> String {
     parsed(line).unwrap_err().to_string()
 }
 
+/// Options that have an effect of their own: arms of the parser.
+const TAKEN: &[&str] = &[
+    "--help",
+    "--version",
+    "--args",
+    "--bind",
+    "--bind-try",
+    "--ro-bind",
+    "--ro-bind-try",
+    "--dev-bind",
+    "--dev-bind-try",
+    "--overlay-src",
+    "--tmp-overlay",
+    "--ro-overlay",
+    "--tmpfs",
+    "--dir",
+    "--symlink",
+    "--file",
+    "--bind-data",
+    "--ro-bind-data",
+    "--perms",
+    "--chmod",
+    "--chdir",
+    "--setenv",
+    "--unsetenv",
+    "--clearenv",
+    "--uid",
+    "--gid",
+    "--hostname",
+    "--seccomp",
+    "--add-seccomp-fd",
+    "--block-fd",
+    "--info-fd",
+    "--json-status-fd",
+    "--die-with-parent",
+];
+
 #[test]
 fn the_command_line_of_llm_sandbox_is_taken() {
     let line = "--unshare-all --unshare-user --die-with-parent --new-session --disable-userns --cap-drop ALL --clearenv \

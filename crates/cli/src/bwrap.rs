@@ -56,6 +56,8 @@ fn started(words: &[OsString]) -> anyhow::Result<ExitCode> {
     let invocation = match parse(words, &mut words_of)? {
         Parsed::Help => return help::show(&[String::from("bwrap")]),
         Parsed::Version => {
+            // A caller that looks at the version uses no option of a later one then, of which `--argv0` and
+            // `--level-prefix` are refused.
             return print_text(concat!("bubblewrap 0.8.0 (stockade ", env!("CARGO_PKG_VERSION"), ")")).map(|()| ExitCode::SUCCESS);
         }
         Parsed::Run(invocation) => *invocation,
