@@ -133,7 +133,7 @@ pub(crate) enum NotPrestarted {
     Nothing,
     #[error("the code is compiled first, in another sandbox")]
     Compiled,
-    #[error("the root is an image, which has interpreters of its own")]
+    #[error("the root is a container image, which has interpreters of its own")]
     ImageRoot,
     #[error("the request asks for no copy of the template")]
     NoCopyAsked,
@@ -149,7 +149,7 @@ pub(crate) enum NotPrestarted {
     NoTemplateYet,
     #[error("the template was refused: {0}")]
     TemplateRefused(String),
-    #[error("as many copies as the policy allows have been made of the template's image, which is made anew")]
+    #[error("as many copies as the policy allows have been made of the template's memory image, which is made anew")]
     UsedUp,
     #[error("scratch cannot be read, or holds too many files to be looked through")]
     ScratchUnknown,
@@ -183,7 +183,7 @@ pub(crate) enum NotPrestarted {
     ReadOnlyScratch,
     #[error("an interpreter had waited for too long, and was ended")]
     Waited,
-    #[error("the sandbox that was prepared had held its image for too long, and was ended")]
+    #[error("the sandbox that was prepared had held its container image for too long, and was ended")]
     HeldImage,
     #[error("the policy's [seccomp] allow list lacks `{0}`, by which an interpreter gets its program")]
     Filter(&'static str),

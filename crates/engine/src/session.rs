@@ -274,9 +274,9 @@ impl Session {
     }
 
     /// No line has come for that long: sets up the sandbox of a request without options, with its
-    /// interpreter; or replaces such a sandbox, which has waited for long, by one without, and one
-    /// that has held an image for long by none. Where that fails, such a request gets the error when it comes. A template that is made meanwhile
-    /// takes the place of the interpreter that waits.
+    /// interpreter. One whose interpreter has waited for long it replaces by one without, and it ends one
+    /// that has held an image for long, without replacement. Where that fails, such a request gets the error
+    /// when it comes. A template that is made meanwhile takes the place of the interpreter that waits.
     pub fn prepare_next(&mut self) {
         self.since_pause = 0;
         let made = self.templates.take_made();
