@@ -5,7 +5,7 @@ by `python3 OPTIONS /path/of/program`. It imports what most programs import and 
 call it back when it looks at the program's path, which is the last thing before it opens the
 program. There the image is written and this process ends. A copy goes on from there with its own
 arguments and environment: CPython itself opens the program and runs it, with no frame, module,
-path entry, variable or hook of this file left, but for one function at the end (`EarlyEnd`).
+path entry, variable or hook of this file left, but for functions that atexit calls (`EarlyEnd`).
 No code of a request ever runs in this process.
 
 Refused, with a line on stderr and status 125: whatever an image cannot hold (threads, open
@@ -69,7 +69,7 @@ UNKNOWN_GENERATORS = (
     "libtorch", "libtensorflow", "libmkl_rt", "_sodium.", "_rust.",
 )  # fmt: skip
 
-# Packages with compiled code that were tried in copies, and the versions below which they were. What
+# Packages with compiled code that were tried in copies, and the first major version that was not. What
 # else is compiled may keep something outside Python that must not be the same in two copies.
 PACKAGES = {
     "numpy": 3, "pandas": 3, "matplotlib": 4, "contourpy": 2, "kiwisolver": 2, "pillow": 14,
@@ -87,6 +87,11 @@ OUTSIDE = {
 }  # fmt: skip
 OF_MAIN = {"threading._MainThread", "multiprocessing.process._MainProcess"}
 GENERATORS = {"_random.Random", "random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator", "numpy.SeedSequence"}
+
+# The flag of a class whose objects may refer to others.
+HAVE_GC = 1 << 14
+# Free bytes that glibc keeps at the end of its heap, as it does itself.
+TOP_PAD = 128 << 10
 
 
 def refuse(*reasons):
@@ -491,6 +496,8 @@ def keep_openssl(ctypes):
         pass  # another library, or none
 
 
+# The early end -------------------------------------------------------------------------------------
+
 # Classes of C whose objects free memory, and nothing else, when they are freed. A capsule may do more,
 # but is made by a module of C: see UNSEEN.
 FREE_MEMORY = frozenset(
@@ -526,6 +533,13 @@ FORGET = frozenset(
 )
 # Modules of C whose objects do more when they are freed, and which the collector does not show.
 UNSEEN = frozenset(("_ctypes", "_dbm", "_gdbm"))
+BUILTIN, FUNCTION = type(len), type(refuse)
+# Of libgcc, as `early_return.rs` wants them.
+UNWINDER = ("_Unwind_GetIP", "_Unwind_GetCFA", "_Unwind_GetGR")
+# Of `struct link_map`: the library's path, and the next one.
+L_NAME, L_NEXT = 8, 24
+# Where an object of class `type` has its name, and the function that frees its objects.
+NAME, DEALLOC = 24, 48
 
 
 class EarlyEnd:
@@ -725,19 +739,6 @@ def library_at(address):
         mapped.setdefault((device, inode), []).append((begin, end))
     (parts,) = (parts for parts in mapped.values() if any(begin <= address < end for begin, end in parts))
     return parts[0][0], parts[-1][1]
-
-
-# Of libgcc, as `early_return.rs` wants them.
-UNWINDER = ("_Unwind_GetIP", "_Unwind_GetCFA", "_Unwind_GetGR")
-BUILTIN, FUNCTION = type(len), type(refuse)
-# Of `struct link_map`: the library's path, and the next one.
-L_NAME, L_NEXT = 8, 24
-# Free bytes that glibc keeps at the end of its heap, as it does itself.
-TOP_PAD = 128 << 10
-# The flag of a class whose objects may refer to others.
-HAVE_GC = 1 << 14
-# Where an object of class `type` has its name, and the function that frees its objects.
-NAME, DEALLOC = 24, 48
 
 
 # The template --------------------------------------------------------------------------------------
