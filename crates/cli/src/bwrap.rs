@@ -123,7 +123,7 @@ fn view(invocation: &Invocation, mut left: usize) -> anyhow::Result<View> {
 
 fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewEntry>> {
     let path = |text: &String| std::path::absolute(text).with_context(|| format!("find out where {text:?} is"));
-    let inside = |text: &String| Path::new("/").join(text);
+    let inside = |text: &String| -> PathBuf { Path::new("/").join(text).components().collect() };
     Ok(Some(match operation {
         Operation::ReadOnly { source, target, optional } => {
             ViewEntry::Show { source: path(source)?, target: inside(target), optional: *optional }

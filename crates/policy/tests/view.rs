@@ -287,6 +287,8 @@ fn what_stays_read_only_in_a_writable_directory_cannot_be_moved_away() {
     assert_eq!(protected(&planned(&twice).unwrap()), is(&[("a", Pinned)]));
     let deep = planned(&[tree("/srv/w", "/w"), show("/dev/null", &format!("/w{}/y", "/x".repeat(2000)))]).unwrap();
     assert_eq!(protected(&deep).len(), 2000);
+    let many: Vec<_> = (0..8).map(|first| show("/dev/null", &format!("/w/{first}{}/y", "/x".repeat(2000)))).collect();
+    refused(&[vec![tree("/srv/w", "/w")], many].concat(), "view_too_large");
 }
 
 #[test]

@@ -33,6 +33,8 @@ const OURS: [&str; 5] = ["/proc", "/dev", "/sys", "/run/stockade", STORE];
 const STORE: &str = "/.view";
 /// The most operations of a view.
 pub const MAX_OPERATIONS: usize = 1024;
+/// Paths of one writable directory that have rules, with the directories above them.
+const MAX_PROTECTED: usize = 8192;
 /// The most instructions of a caller's filter: BPF_MAXINSNS, less those that are put before them.
 pub const MAX_INSTRUCTIONS: usize = 4096 - CLOSING;
 
@@ -173,7 +175,9 @@ impl ViewEntry {
 pub enum ViewError {
     #[error("{}: a path is absolute and has no `..`", .0.display())]
     Malformed(PathBuf),
-    #[error("a view has at most {MAX_OPERATIONS} operations; bind a directory in place of its files")]
+    #[error(
+        "a view has at most {MAX_OPERATIONS} operations, and keeps at most {MAX_PROTECTED} paths of a writable directory in their place; bind a directory in place of its files"
+    )]
     TooMany,
     #[error("{} is the sandbox's own: `--proc /proc` and `--dev /dev` stand for what is there anyway; leave the operation out", .0.display())]
     Ours(PathBuf),
@@ -340,6 +344,9 @@ pub(super) fn plan_view(
                 }
                 builder.cover(target, Region::Host);
             }
+        }
+        if builder.writable_trees.iter().any(|tree| tree.protected.len() > MAX_PROTECTED) {
+            return Err(ViewError::TooMany);
         }
     }
     Ok(ViewPlan { root: builder.root.entries, writable: builder.writable, writable_trees: builder.writable_trees })
@@ -730,12 +737,10 @@ fn is_covered(target: &Path, later: &[ViewEntry]) -> bool {
 
 /// Directories above a path of a tree cannot be renamed.
 fn pin_above(tree: &mut TreePlan, below: &Path) {
-    let mut above: Vec<&Path> = below.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()).collect();
+    let is_protected = |directory: &&Path| tree.protected.iter().any(|(path, ..)| path.as_os_str() == directory.as_os_str());
+    // Those above one that is protected are so already.
+    let above = below.ancestors().skip(1).take_while(|above| !above.as_os_str().is_empty() && !is_protected(above));
+    let mut above: Vec<_> = above.map(|above| (above.to_path_buf(), PathKindName::Directory, Protection::Pinned)).collect();
     above.reverse();
-    for directory in above {
-        // Byte by byte: by its components a path of a thousand levels would take half a minute.
-        if !tree.protected.iter().any(|(path, ..)| path.as_os_str() == directory.as_os_str()) {
-            tree.protected.push((directory.to_path_buf(), PathKindName::Directory, Protection::Pinned));
-        }
-    }
+    tree.protected.append(&mut above);
 }
