@@ -387,7 +387,13 @@ pub(crate) fn describe(errno: Errno) -> String {
     let remedy = match errno {
         // No file that the launcher writes is large: its caller has set a limit.
         Errno::FBIG => "; files of this size are forbidden to the launcher: ulimit -f unlimited",
-        Errno::MFILE => "; the launcher may have too few descriptors here: raise the hard limit (ulimit -Hn), 256 are enough",
+        Errno::MFILE => {
+            "; the launcher may have too few descriptors here: raise the hard limit (ulimit -Hn), 256 are enough, and two more for each path that a view shows"
+        }
+        // unix(7): descriptors on their way count for all processes of a user.
+        Errno::TOOMANYREFS => {
+            "; more descriptors of this user are on their way than it may have open files: raise the hard limit (ulimit -Hn), or start fewer runs at a time"
+        }
         Errno::NFILE => "; this host has no descriptor left: see /proc/sys/fs/file-nr and raise fs.file-max",
         _ => "",
     };
