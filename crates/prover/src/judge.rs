@@ -203,14 +203,14 @@ impl Evaluator<'_> {
         }
     }
 
-    /// What a run's result shows, or why it tried nothing.
+    /// What a run's result shows, or why it shows nothing: its memory may have ended it before it answered.
     fn try_run(&self, run: &Run) -> Result<Result<Observation, String>, Refusal> {
         let inside = if run.host_scratch { self.with_scratch } else { self.inside };
-        Ok(match refused(inside.run(&Self::probe_batch(run)))? {
-            Ok(done) if done.untried() => Err(done.words()),
-            Ok(done) => Ok((run.judge)(&done, self.fixture)),
-            Err(refusal) => Err(refusal),
-        })
+        Ok(refused(inside.run(&Self::probe_batch(run)))?.and_then(|done| {
+            let seen = (run.judge)(&done, self.fixture);
+            let was_ended = done.answer().is_none() && done.ended_as(Verdict::OutOfMemory);
+            if done.untried() || (was_ended && !seen.held) { Err(done.words()) } else { Ok(seen) }
+        }))
     }
 
     fn control_of_run(&self, run: &Run, control: RunControl) -> Result<(bool, String), Refusal> {
