@@ -563,8 +563,8 @@ class EarlyEnd:
         # None: no call of CPython's can be ended here, and it ends as always.
         self.return_early = None
         # The first that is registered is called last.
-        self.is_last = atexit._ncallbacks() == 0
-        if self.is_last:
+        self.is_called_last = atexit._ncallbacks() == 0
+        if self.is_called_last:
             # No tracer of the program's sees it.
             atexit.register(self.end)
             atexit.register(sys.settrace, None)
@@ -574,7 +574,7 @@ class EarlyEnd:
             atexit.register(unfreeze)
 
     def prepare(self, ctypes, library):
-        if not self.is_last:
+        if not self.is_called_last:
             return
         self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
         self.dealloc = self.word(id(EarlyEnd) + DEALLOC).value
@@ -637,12 +637,12 @@ class EarlyEnd:
         streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
         return [(part, tuple(getattr(part, "__dict__", ()))) for stream in streams for part in parts(stream)]
 
-    def says_nothing(self):
+    def warns_of_nothing(self):
         """Whether CPython warns of nothing that is left open, as it does unless it is asked to."""
         added = len(filters := warnings_filters()) - len(self.filters)
         ignored = ("ignore", None, ResourceWarning, None, 0)
-        is_only_less = added >= 0 and filters[added:] == self.filters and all(first[0] == "ignore" for first in filters[:added])
-        return is_only_less and ignored in self.filters
+        only_ignores_more = added >= 0 and filters[added:] == self.filters and all(first[0] == "ignore" for first in filters[:added])
+        return only_ignores_more and ignored in self.filters
 
     def is_closed(self, thing):
         """Whether it is a closed file. Classes of the program's are none."""
@@ -665,7 +665,7 @@ class EarlyEnd:
         modules = sys.modules
         # CPython collects once more at its end, and says what it finds; and it stops threads before it
         # flushes the streams.
-        if type(modules) is not dict or callbacks or garbage or get_debug() or self.threads() or not self.says_nothing():
+        if type(modules) is not dict or callbacks or garbage or get_debug() or self.threads() or not self.warns_of_nothing():
             return False
         # A library of the program's may have a function for the end of the process.
         if any(self.place_of(library) not in self.places for library in self.libraries()):

@@ -112,8 +112,7 @@ fn an_interpreter_that_ends_does_not_take_its_image_apart() {
     let all: u64 = writable.map(|segment| (segment.end() - segment.address) / PAGE).sum();
     let written: u64 = image.hot().map(|(_, length)| length / PAGE).sum();
     assert!(written > 0, "the rehearsal ended otherwise: it has noted no page");
-    // A fifth with CPython 3.10, less with later ones.
-    assert!(4 * written < all, "{written} of {all} pages are written");
+    assert!(5 * written < all, "{written} of {all} pages are written");
 }
 
 #[test]
