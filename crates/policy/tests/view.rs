@@ -250,6 +250,36 @@ fn no_operation_goes_through_a_link_of_the_view() {
 }
 
 #[test]
+fn nothing_is_made_where_something_is_already() {
+    let link = |target: &str, to: &str| ViewEntry::Link { target: PathBuf::from(target), to: PathBuf::from(to) };
+    let file = |target: &str| ViewEntry::File { target: PathBuf::from(target), mode: 0o644, bytes: Vec::new() };
+    let data = |target: &str| ViewEntry::Data { target: PathBuf::from(target), mode: 0o644, bytes: Vec::new(), writable: false };
+    for entries in [
+        vec![link("/", "x")],
+        vec![file("/")],
+        vec![data("/")],
+        vec![show("/dev/null", "/")],
+        vec![directory("/a/b"), link("/a", "x")],
+        vec![directory("/a"), file("/a")],
+        vec![directory("/a"), data("/a")],
+        vec![tmpfs("/a"), data("/a/b/c"), file("/a/b")],
+        vec![file("/a"), link("/a", "x")],
+        vec![file("/a"), directory("/a")],
+        vec![file("/a"), directory("/a/b")],
+        vec![file("/a"), tmpfs("/a")],
+        vec![file("/a"), show("/usr", "/a/b")],
+        vec![link("/a", "x"), link("/a", "y")],
+    ] {
+        refused(&entries, "view_path_taken");
+    }
+    // The controls: a new place, a file over a file, and the same link again.
+    let plan = planned(&[directory("/a"), file("/a/f"), data("/a/f"), link("/l", "a"), link("/l", "a"), directory("/l")]).unwrap();
+    assert_eq!(plan.root.iter().filter(|entry| matches!(entry, RootEntry::Link { to, .. } if to == Path::new("a"))).count(), 1);
+    // What a directory covers is no longer there.
+    planned(&[file("/t/f"), tmpfs("/t"), directory("/t/f"), tmpfs("/t"), link("/t/f", "x")]).unwrap();
+}
+
+#[test]
 fn writable_directories_keep_apart_from_what_is_shown_and_from_each_other() {
     refused(&[tree("/usr/local", "/w")], "view_tree_shown");
     refused(&[tree("/", "/w")], "view_tree_shown");

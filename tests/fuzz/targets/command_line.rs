@@ -1,6 +1,7 @@
 //! bubblewrap's command line, and the view that is planned of it.
 
 use std::{
+    collections::BTreeSet,
     path::{Component, Path, PathBuf},
     sync::OnceLock,
 };
@@ -82,6 +83,7 @@ pub const COMMAND_LINE: Target = Target {
         let shown = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional);
         let shown: Vec<&PathBuf> = shown.collect();
         let mut links: Vec<&Path> = Vec::new();
+        let mut made = BTreeSet::from([Path::new("")]);
         let mut is_base = true;
         for entry in &planned.root {
             match entry {
@@ -97,6 +99,9 @@ pub const COMMAND_LINE: Target = Target {
                 _ => {}
             }
             let Some(target) = target(entry) else { continue };
+            if let RootEntry::Directory { .. } | RootEntry::Link { .. } | RootEntry::File { .. } | RootEntry::Contents { .. } = entry {
+                assert!(made.insert(target), "{} is made once", target.display());
+            }
             assert!(target.components().all(|part| matches!(part, Component::Normal(_))), "{} is plain", target.display());
             assert!(!links.iter().any(|link| target.starts_with(link) && target != *link), "{} is behind a link", target.display());
             is_base &= ["dev", "proc", "sys", "run"].iter().any(|base| target.starts_with(base));

@@ -3,7 +3,7 @@
 //! The root starts empty and contains only what is listed here. It does not mount anything.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     ffi::OsString,
     path::{Component, Path, PathBuf},
 };
@@ -30,7 +30,7 @@ pub const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
 pub(super) struct RootBuilder {
     pub(super) entries: Vec<RootEntry>,
     /// Compared as bytes: as paths they would be taken apart for each comparison.
-    pub(super) made: BTreeSet<OsString>,
+    pub(super) made: BTreeMap<OsString, PathKind>,
     bound: Vec<PathBuf>,
 }
 
@@ -41,7 +41,12 @@ impl RootBuilder {
     }
 
     pub(super) fn is_made(&self, path: &Path) -> bool {
-        self.made.contains(path.as_os_str())
+        self.made.contains_key(path.as_os_str())
+    }
+
+    /// What is at a path of the root; a link counts as a file.
+    pub(super) fn kind_of(&self, path: &Path) -> Option<PathKind> {
+        if path.parent().is_none() { Some(PathKind::Directory) } else { self.made.get(path.as_os_str()).copied() }
     }
 
     pub(super) fn directory(&mut self, path: &Path, mode: u32) {
@@ -52,7 +57,7 @@ impl RootBuilder {
         let is_missing = |ancestor: &&Path| ancestor.parent().is_some() && !self.is_made(ancestor);
         let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
         for ancestor in missing.into_iter().rev() {
-            self.made.insert(ancestor.into());
+            self.made.insert(ancestor.into(), PathKind::Directory);
             let mode = if ancestor == path { mode } else { 0o755 };
             self.entries.push(RootEntry::Directory { target: Self::relative(ancestor), mode });
         }
@@ -77,7 +82,7 @@ impl RootBuilder {
 
     /// An entry that makes `path`.
     pub(super) fn entry(&mut self, path: &Path, entry: impl FnOnce(PathBuf) -> RootEntry) {
-        self.made.insert(path.into());
+        self.made.insert(path.into(), PathKind::File);
         self.entries.push(entry(Self::relative(path)));
     }
 
@@ -138,7 +143,7 @@ pub(super) fn plan_root(
     }
     // An image has its own.
     for (name, to) in facts.links.iter().filter(|_| facts.image.is_none()) {
-        root.made.insert(format!("/{name}").into());
+        root.made.insert(format!("/{name}").into(), PathKind::File);
         root.entries.push(RootEntry::Link { target: PathBuf::from(name), to: PathBuf::from(to) });
     }
     let is_shown = |path: &&PathBuf| facts.image.is_none() || !is_in_image(path);
@@ -204,7 +209,7 @@ pub fn is_in_image(path: &Path) -> bool {
 fn is_free(alias: &Path, policy: &Policy, scratch: &ScratchPlan, root: &RootBuilder) -> bool {
     let plain = alias.is_absolute() && alias.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     let apart = !alias.starts_with(&scratch.path) && !scratch.path.starts_with(alias);
-    plain && apart && taken(policy, alias).is_none() && !root.made.iter().any(|made| Path::new(made).starts_with(alias))
+    plain && apart && taken(policy, alias).is_none() && !root.made.keys().any(|made| Path::new(made).starts_with(alias))
 }
 
 /// Only programs of the operating system and of named interpreters may be run; binds

@@ -8,7 +8,7 @@
 //! anything.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     path::{Component, Path, PathBuf},
 };
 
@@ -202,6 +202,8 @@ pub enum ViewError {
     OnHost { target: PathBuf, host: PathBuf },
     #[error("{}: the way goes through {}, a link of this view; name the path without the link", target.display(), link.display())]
     ThroughLink { target: PathBuf, link: PathBuf },
+    #[error("{} {how}; name another path", target.display())]
+    Taken { target: PathBuf, how: &'static str },
     #[error("--bind {}: {} belongs to what the policy shows read-only; bind another directory, or show it by --ro-bind", tree.display(), shown.display())]
     TreeShown { tree: PathBuf, shown: PathBuf },
     #[error("--bind {}: policy `{policy}` lets code write no directory of the host (access = \"ro\" under [scratch]); show it by --ro-bind, or take another policy", path.display())]
@@ -232,6 +234,7 @@ impl ViewError {
             ViewError::PartsOver { .. } => "view_parts_over",
             ViewError::OnHost { .. } => "view_on_host",
             ViewError::ThroughLink { .. } => "view_through_link",
+            ViewError::Taken { .. } => "view_path_taken",
             ViewError::TreeShown { .. } => "view_tree_shown",
             ViewError::ReadOnly { .. } => "view_read_only",
             ViewError::TreesNested(..) => "view_trees_nested",
@@ -260,7 +263,8 @@ struct ViewBuilder<'a> {
     facts: &'a HostFacts,
     /// The last one that a path lies in is what is there.
     regions: Vec<(PathBuf, Region)>,
-    links: BTreeSet<PathBuf>,
+    /// Where the view has links, and what they say.
+    links: BTreeMap<PathBuf, PathBuf>,
     /// Where sockets are shown.
     sockets: Vec<PathBuf>,
     writable_trees: Vec<TreePlan>,
@@ -301,7 +305,7 @@ pub(super) fn plan_view(
         policy,
         facts,
         regions: vec![(PathBuf::from("/"), Region::Own(PathBuf::from("/")))],
-        links: BTreeSet::new(),
+        links: BTreeMap::new(),
         sockets: Vec::new(),
         writable_trees: Vec::new(),
         writable: vec![PathBuf::from("/dev/shm")],
@@ -329,7 +333,7 @@ pub(super) fn plan_view(
             ViewEntry::Directory { target, mode } => builder.directory(target, *mode)?,
             ViewEntry::Link { target, to } => builder.link(target, to)?,
             ViewEntry::File { target, mode, bytes } => {
-                let at = builder.own(target)?;
+                let at = builder.free(target)?;
                 builder.root.parent(&at);
                 builder.root.entry(&at, |at| RootEntry::Contents { target: at, mode: *mode, bytes: bytes.clone() });
             }
@@ -384,17 +388,31 @@ impl ViewBuilder<'_> {
     /// Where a path lies in the root's own file system.
     ///
     /// # Errors
-    /// It lies in the host's, or the way goes through a link.
+    /// It lies in the host's, or the way goes through a link or a file.
     fn own(&self, path: &Path) -> Result<PathBuf, ViewError> {
         let (above, region) = self.region(path);
         let Region::Own(real) = region else {
             return Err(ViewError::OnHost { target: path.to_path_buf(), host: above.to_path_buf() });
         };
         let at: PathBuf = real.join(path.strip_prefix(above).unwrap_or(path)).components().collect();
-        match at.ancestors().skip(1).find(|above| self.links.contains(*above)) {
+        match at.ancestors().skip(1).find(|above| self.links.contains_key(*above)) {
             Some(link) => Err(ViewError::ThroughLink { target: path.to_path_buf(), link: link.to_path_buf() }),
+            None if at.ancestors().skip(1).any(|above| self.root.kind_of(above) == Some(PathKind::File)) => {
+                Err(ViewError::Taken { target: path.to_path_buf(), how: "lies below a file of the sandbox" })
+            }
             None => Ok(at),
         }
+    }
+
+    /// The same, where a new file or link is made: nothing may be there.
+    fn free(&self, path: &Path) -> Result<PathBuf, ViewError> {
+        let at = self.own(path)?;
+        let how = match self.root.kind_of(&at) {
+            Some(PathKind::Directory) => "is a directory of the sandbox already",
+            Some(PathKind::File) => "is a file or a link of the sandbox already",
+            None => return Ok(at),
+        };
+        Err(ViewError::Taken { target: path.to_path_buf(), how })
     }
 
     /// Makes a mount point, where the root's own file system is there. What code may write of the host
@@ -415,12 +433,15 @@ impl ViewBuilder<'_> {
             return Ok(());
         }
         let at = self.own(target)?;
-        if self.links.contains(&at) {
+        if self.links.contains_key(&at) {
             return Err(ViewError::ThroughLink { target: target.to_path_buf(), link: target.to_path_buf() });
         }
+        if self.root.kind_of(&at) == Some(kind) {
+            return Ok(());
+        }
+        let at = self.free(target)?;
         match kind {
             PathKind::Directory => self.root.directory(&at, 0o755),
-            PathKind::File if self.root.is_made(&at) => {}
             PathKind::File => self.root.empty_file(&at, 0o644),
         }
         Ok(())
@@ -434,14 +455,20 @@ impl ViewBuilder<'_> {
 
     fn directory(&mut self, target: &Path, mode: u32) -> Result<(), ViewError> {
         let at = self.own(target)?;
+        if self.root.kind_of(&at) == Some(PathKind::File) && !self.links.contains_key(&at) {
+            return Err(ViewError::Taken { target: target.to_path_buf(), how: "is a file of the sandbox already" });
+        }
         self.root.directory(&at, mode);
         Ok(())
     }
 
     fn link(&mut self, target: &Path, to: &Path) -> Result<(), ViewError> {
-        let at = self.own(target)?;
+        if self.links.get(&self.own(target)?).is_some_and(|there| there == to) {
+            return Ok(());
+        }
+        let at = self.free(target)?;
         self.root.parent(&at);
-        self.links.insert(at.clone());
+        self.links.insert(at.clone(), to.to_path_buf());
         self.root.entry(&at, |at| RootEntry::Link { target: at, to: to.to_path_buf() });
         Ok(())
     }
@@ -640,7 +667,7 @@ impl ViewBuilder<'_> {
         let below = |path: &Path| is_used(path) && !is_base(path);
         // The whole of the host has a socket too, and the directories above it.
         let is_way = |path: &Path| self.sockets.iter().any(|socket| socket.starts_with(path));
-        let is_made = self.root.made.iter().map(Path::new).any(|made| below(made) && !is_way(made));
+        let is_made = self.root.made.keys().map(Path::new).any(|made| below(made) && !is_way(made));
         if is_made || self.regions.iter().any(|(at, _)| below(at) && !self.sockets.contains(at)) {
             return Err(ViewError::PartsOver { path: source.to_path_buf(), target: target.to_path_buf() });
         }
@@ -660,7 +687,7 @@ impl ViewBuilder<'_> {
         for (path, led, kind) in parts {
             let at = inside(&path);
             let is_bound = !matches!(self.region(&at).1, Region::Own(_));
-            if !is_bound && !self.links.contains(&at) {
+            if !is_bound && !self.links.contains_key(&at) {
                 self.bind(led, &at, kind)?;
             }
         }
