@@ -24,6 +24,7 @@ use crate::{
     suite::socket::SocketServer,
     support::{
         exec::{ExecResult, OWNER, exec, exec_with, program_path, run_under, run_with_stdin, scratch_named, stockade, text, write_file},
+        leftovers::registry_ends_with_test,
         policy_dir::{PolicyDirectory, command_with_etc, derived},
         runner::{directory, is_root, test},
         session::Session,
@@ -41,6 +42,7 @@ pub(super) fn own_registry() -> PathBuf {
         for place in ["/run", "/var/log"] {
             mount(Some("none"), place, Some("tmpfs"), MsFlags::empty(), Some("size=16m,mode=755")).unwrap();
         }
+        registry_ends_with_test();
         return PathBuf::from("/run/stockade");
     }
     directory().join("home/stockade")

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{
     exec::stockade,
+    leftovers::registry_ends_with_test,
     runner::{directory, is_root},
 };
 
@@ -32,6 +33,7 @@ pub fn own_log() -> PathBuf {
     mount_tmpfs("/var/log", "size=4m,mode=755");
     fs::create_dir_all("/run/stockade").unwrap();
     mount_tmpfs("/run/stockade", "size=4m,mode=700");
+    registry_ends_with_test();
     PathBuf::from("/var/log/stockade")
 }
 

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -107,6 +108,28 @@ pub fn the_next_start_has_swept(launchers: &BTreeSet<u32>) {
         clean
     });
     assert!(swept, "{:?}, records {:?}", cgroups_of(launchers), names(&registry()));
+}
+
+/// Whether this test's registry is a mount of its own.
+static HAS_OWN_REGISTRY: AtomicBool = AtomicBool::new(false);
+
+/// The registry ends with this process, as the mount that it is in.
+pub fn registry_ends_with_test() {
+    HAS_OWN_REGISTRY.store(true, Ordering::Relaxed);
+}
+
+/// No start after the test knows its own registry. The one before may have met the last processes of
+/// a killed launcher's run, and have left its cgroup to the next.
+pub fn sweep_own_registry() {
+    if HAS_OWN_REGISTRY.load(Ordering::Relaxed) {
+        let _kept_where_no_log_is = eventually(Duration::from_secs(5), || {
+            let is_swept = dead_records().is_empty();
+            if !is_swept {
+                exec(json!({"code": ""}));
+            }
+            is_swept
+        });
+    }
 }
 
 /// A process of the host with these words in its command line.

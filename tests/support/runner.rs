@@ -30,6 +30,7 @@ use nix::{
 
 use super::{
     exec::program_path,
+    leftovers::sweep_own_registry,
     needs::{Need, cgroup, reason_to_skip},
     timeouts::scaled,
 };
@@ -184,6 +185,7 @@ pub fn main() -> ExitCode {
     if let [_, BODY] = options.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         let Some(test) = inventory::iter::<Test>().find(|test| words == [test.name()]) else { return ExitCode::from(2) };
         (test.body)();
+        sweep_own_registry();
         return ExitCode::SUCCESS;
     }
     let broken = options.iter().any(|option| option == BROKEN);
