@@ -665,6 +665,36 @@ fn peers_that_a_caller_allows_are_those_of_runs() {
     }
 }
 
+test!(Both, what_code_could_write_of_the_host_is_written_down);
+fn what_code_could_write_of_the_host_is_written_down() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let (one, other, third) = (scratch_named("one"), scratch_named("other"), scratch_named("third"));
+    exec(json!({"code": "", "id": "its own"})).succeeded();
+    exec(json!({"code": "", "id": "scratch", "scratch": text(&one)})).succeeded();
+    let reading = policies.write("reading", &derived("[scratch]\naccess = \"ro\""));
+    exec_with(&["--policy", &reading], json!({"code": "", "id": "reads", "scratch": text(&one)})).succeeded();
+    exec(json!({"code": "", "id": "refused", "scratch": text(&one), "language": "klingon"})).refused("unknown_language", &[]);
+    let required = required(&policies);
+    exec_with(&["--policy", &required], json!({"code": "", "id": "begun", "scratch": text(&one)})).succeeded();
+    lose(begin(&mut stockade(["exec"]), "lost"));
+    let binds = ["--ro-bind", "/", "/", "--bind", text(&other), "/w", "--bind", text(&third), "/v", "--ro-bind", text(&third), "/v"];
+    assert!(stockade([&["bwrap"][..], &binds, &["true"]].concat()).status().unwrap().success());
+    let all = records(&log);
+    let of = |id: Value| {
+        let told = all.iter().filter(move |record| record["event"] != "opened" && record["id"] == id);
+        told.map(|record| &record["writable"]).collect::<Vec<_>>()
+    };
+    for id in ["its own", "reads", "refused"] {
+        assert_eq!(of(json!(id)), [&Value::Null], "{id}");
+    }
+    assert_eq!(of(json!("scratch")), [&json!([text(&one)])]);
+    assert_eq!(of(json!("begun")), [&json!([text(&one)]); 2]);
+    assert_eq!(of(json!("lost")), [&json!([text(&directory().join("lost"))])]);
+    // What was bound and then covered by itself, read-only, is not there.
+    assert_eq!(of(Value::Null), [&json!([text(&other)])]);
+}
+
 test!(Both, a_script_that_the_policy_refuses_is_written_down);
 fn a_script_that_the_policy_refuses_is_written_down() {
     let log = own_log();

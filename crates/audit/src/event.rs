@@ -283,6 +283,12 @@ pub struct Event {
     /// Peers of the caller's that are not listed here.
     #[serde(skip_serializing_if = "is_zero")]
     pub allowed_by_caller_omitted: u64,
+    /// Directories of the host that the code could write.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub writable: Vec<String>,
+    /// Such directories that are not listed here.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub writable_omitted: u64,
     /// Connections out, where there were any or some were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
@@ -351,6 +357,8 @@ impl Event {
             denials_omitted: self.denials_omitted + self.denials.len() as u64,
             allowed_by_caller: Vec::new(),
             allowed_by_caller_omitted: self.allowed_by_caller_omitted + self.allowed_by_caller.len() as u64,
+            writable: Vec::new(),
+            writable_omitted: self.writable_omitted + self.writable.len() as u64,
             egress: None,
             modules: Vec::new(),
             modules_omitted: self.modules_omitted + self.modules.len() as u64,

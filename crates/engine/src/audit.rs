@@ -19,7 +19,9 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 pub(crate) use content::policy_ref;
-use content::{MAX_ENTRIES, MAX_TEXT_LEN, call_name, claims, denied, egress, finding, listed, met_module, run_id, verdict_name, who};
+use content::{
+    MAX_ENTRIES, MAX_TEXT_LEN, call_name, claims, denied, egress, finding, listed, met_module, run_id, verdict_name, who, writable,
+};
 use error::{RecordError, RecordRefusal};
 pub(crate) use place::check_unseen;
 pub use place::{directory, own_directory};
@@ -36,6 +38,7 @@ use stockade_launcher::{
 use stockade_policy::{
     alert::{Alert, AlertKind, REFUSED},
     model::{Audit, AuditMode, Policy},
+    plan::Plan,
 };
 use stockade_protocol::{AuditRef, Encoding, Report, Request, Verdict};
 use stockade_sys::process::{Turns, take_turns_like_others};
@@ -148,6 +151,8 @@ pub(crate) struct AuditRecorder<'a> {
     key: Option<String>,
     /// Peers that the caller has allowed, and how many of them are left out.
     allowed: (Vec<String>, u64),
+    /// Directories of the host that the run may write, once it is admitted.
+    writable: OnceCell<(Vec<String>, u64)>,
     /// Where root acts for another: until the record is written.
     _uninterrupted: Option<Uninterrupted>,
     /// Who has approved the run.
@@ -190,6 +195,7 @@ impl<'a> AuditRecorder<'a> {
             via: options.via,
             key: options.key.clone(),
             allowed: listed(options.allow.iter().map(ToString::to_string)),
+            writable: OnceCell::new(),
             approver: Cell::new(None),
             compiles: None,
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
@@ -226,6 +232,16 @@ impl<'a> AuditRecorder<'a> {
         self.who.get_or_init(|| self.identity.as_ref().map(|identity| who(identity, self.key.as_deref())).unwrap_or_default()).clone()
     }
 
+    /// Notes which directories of the host the run may write, for its records.
+    pub(crate) fn admitted(&self, plan: &Plan) {
+        // A second attempt of the same run has the same.
+        self.writable.get_or_init(|| listed(writable(plan).into_iter()));
+    }
+
+    fn writable(&self) -> (Vec<String>, u64) {
+        self.writable.get().cloned().unwrap_or_default()
+    }
+
     /// Notes the run in its place in the registry: what is written down of it should its launcher
     /// be killed, and what `ps` lists.
     ///
@@ -251,6 +267,7 @@ impl<'a> AuditRecorder<'a> {
             code: if self.is_kept() { self.base().code.clone() } else { None },
             alerts: self.alerts_if_lost(),
             allowed_by_caller: self.allowed.clone(),
+            writable: self.writable(),
             mode: self.audit.mode,
             log: directory(identity).filter(|log| log.to_str().is_some()),
         };
@@ -320,7 +337,8 @@ impl<'a> AuditRecorder<'a> {
         if self.audit.mode != AuditMode::Required {
             return Ok(());
         }
-        let event = Event { event: Kind::Begun, approval: self.approval(None), ..self.base().clone() };
+        let (writable, writable_omitted) = self.writable();
+        let event = Event { event: Kind::Begun, approval: self.approval(None), writable, writable_omitted, ..self.base().clone() };
         self.write(&event).map_err(|error| RecordRefusal::Begin { policy: self.policy_name(), error })?;
         Ok(())
     }
@@ -455,6 +473,7 @@ impl<'a> AuditRecorder<'a> {
         let receipt = given.and_then(|receipt| serde_json::to_vec(receipt).ok());
         // What is refused had no peer: nothing was reached.
         let (allowed_by_caller, allowed_by_caller_omitted) = if refused { (Vec::new(), 0) } else { self.allowed.clone() };
+        let (writable, writable_omitted) = if refused { (Vec::new(), 0) } else { self.writable() };
         Event {
             event: match report.verdict {
                 Verdict::ApprovalRequired => Kind::Held,
@@ -480,6 +499,8 @@ impl<'a> AuditRecorder<'a> {
             denials: denials.take(MAX_ENTRIES).map(denied).collect(),
             allowed_by_caller,
             allowed_by_caller_omitted,
+            writable,
+            writable_omitted,
             egress: egress(&report.egress, &self.audit.alerts),
             modules_omitted: met.map_or(0, |met| met.omitted + met.seen.len().saturating_sub(MAX_ENTRIES) as u64),
             modules: met.map_or(&[][..], |met| &met.seen).iter().take(MAX_ENTRIES).map(met_module).collect(),
@@ -595,6 +616,8 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
         alerts: note.alerts.clone(),
         allowed_by_caller: note.allowed_by_caller.0.clone(),
         allowed_by_caller_omitted: note.allowed_by_caller.1,
+        writable: note.writable.0.clone(),
+        writable_omitted: note.writable.1,
         ..Event::default()
     };
     let sinks = AnchorSinks::default();

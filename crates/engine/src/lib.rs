@@ -288,6 +288,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         let not_copied = admission.not_copied.clone();
         let (plan, mut inputs, mut sandbox) = admission.into_parts(streams)?;
         if let Some(recorder) = recorder {
+            recorder.admitted(&plan);
             recorder.note_start(origin.entry_point(options), sandbox.record(&mut inputs))?;
         }
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.

@@ -123,6 +123,9 @@ pub(crate) struct RunNote {
     /// Peers that the caller has allowed, and how many of them are left out.
     #[serde(default)]
     pub allowed_by_caller: (Vec<String>, u64),
+    /// Directories of the host that it may write, and how many of them are left out.
+    #[serde(default)]
+    pub writable: (Vec<String>, u64),
     pub mode: AuditMode,
     /// The log's directory; none where it is not known.
     pub log: Option<PathBuf>,

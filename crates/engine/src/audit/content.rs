@@ -1,12 +1,17 @@
 //! What a record says of a request, a result and who asked. Each text and each list is cut to a
 //! length here.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use stockade_audit::{Actor, DenialSummary, Egress, Event, Finding, ModuleEvent, Peer, PolicyRef, text};
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::Policy,
+    plan::{Plan, Protection},
 };
 use stockade_protocol::{
     Denial, EgressDenial, EgressReport, Verdict,
@@ -97,6 +102,15 @@ pub(super) fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> 
 pub(super) fn listed(entries: impl ExactSizeIterator<Item = String>) -> (Vec<String>, u64) {
     let omitted = entries.len().saturating_sub(MAX_ENTRIES) as u64;
     (entries.take(MAX_ENTRIES).map(|entry| text::clip(&entry, MAX_TEXT_LEN)).collect(), omitted)
+}
+
+/// Directories of the host that a run may write.
+pub(super) fn writable(plan: &Plan) -> Vec<String> {
+    // A caller may bind a directory and then cover all of it by itself, read-only.
+    let is_kept = |(path, _, how): &(PathBuf, _, _)| path == Path::new(".") && *how == Protection::ReadOnly;
+    let trees = plan.writable_trees.iter().filter(|tree| !tree.protected.iter().any(is_kept)).map(|tree| &tree.source);
+    let scratch = (plan.scratch.host && !plan.scratch.read_only).then_some(&plan.scratch.path);
+    scratch.into_iter().chain(trees).map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 pub(crate) fn policy_ref(policy: &Policy) -> PolicyRef {
