@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     fd::OwnedFd,
-    fs::{Mode, fchmod, fstat},
+    fs::{Mode, fchmod, fstat, fstatfs},
     io::Errno,
     mount::{OpenTreeFlags, open_tree},
 };
@@ -56,6 +56,27 @@ pub type ShownFiles = BTreeMap<FileId, PathBuf>;
 
 /// Directories of an environment whose files its interpreter loads and its user starts.
 const OBEYED: [&str; 3] = ["bin", "lib", "lib64"];
+
+/// File systems whose files are state of the kernel, or memory that no limit counts: code that writes
+/// there acts on the host (`linux/magic.h`).
+const OF_KERNEL: [i64; 16] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0x1cd1,      // devpts
+    0xcafe_4a11, // bpf
+    0xf97c_ff8c, // selinuxfs
+    0xde5e_81e4, // efivarfs
+    0x6165_676c, // pstore
+    0x6265_6570, // configfs
+    0x4249_4e4d, // binfmt_misc
+    0x1980_0202, // mqueue
+    0x9584_58f6, // hugetlbfs
+];
 
 /// A host directory, opened.
 pub struct OpenedScratch {
@@ -217,6 +238,9 @@ pub(crate) fn finish(
 ) -> Result<OpenedScratch, ScratchProblem> {
     let real = place.path();
     let stat = fstat(&directory).map_err(ScratchProblem::Unreadable)?;
+    if OF_KERNEL.contains(&fstatfs(&directory).map_err(ScratchProblem::Unreadable)?.f_type) {
+        return Err(ScratchProblem::OfKernel);
+    }
     let owner = (stat.st_uid, stat.st_gid);
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(ScratchProblem::NotOwned { owner: owner.0, caller: opener.caller.uid });

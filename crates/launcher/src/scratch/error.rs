@@ -63,6 +63,11 @@ pub enum ScratchProblem {
     /// It holds the registry or lies in it.
     #[error("the launcher keeps its own records there; use another directory")]
     Registry,
+    /// Its files are the kernel's state.
+    #[error(
+        "its file system is the kernel's own (proc, sysfs, cgroup or the like), and code that writes there changes the host; use a directory on a disk or a tmpfs"
+    )]
+    OfKernel,
     /// It is something else.
     #[error("it is not a directory")]
     NotDirectory,
@@ -176,6 +181,7 @@ impl ScratchProblem {
             ScratchProblem::Shared => "scratch_shared",
             ScratchProblem::Shown(_) => "scratch_shown_read_only",
             ScratchProblem::Registry => "scratch_holds_registry",
+            ScratchProblem::OfKernel => "scratch_of_kernel",
             ScratchProblem::NotDirectory | ScratchProblem::Unresolved(ResolveError::NotDirectory(_)) => "scratch_not_directory",
             ScratchProblem::Closed(_)
             | ScratchProblem::Unreadable(_)
