@@ -60,7 +60,7 @@ pub enum ConnectError {
 /// Whether a host of a URL is this one.
 pub fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback())
 }
 
 fn port_of(url: &Uri) -> u16 {
@@ -80,7 +80,8 @@ pub fn proxy(url: &Uri) -> Result<Option<Proxy>, ConnectError> {
     if let (None, Some(name)) = (&found, PROXIES.iter().find(is_set)) {
         return Err(ConnectError::Proxy(name));
     }
-    let excepted = ["NO_PROXY", "no_proxy"].iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
+    let listed = |name: &&str| env::var(name).ok().filter(|list| !list.is_empty());
+    let excepted = ["NO_PROXY", "no_proxy"].iter().find_map(listed).unwrap_or_default();
     let proxy = found.filter(|proxy| !proxy.is_no_proxy(url) && !is_covered(&excepted, url.host().unwrap_or_default(), port_of(url)));
     if proxy.as_ref().is_some_and(|proxy| proxy.protocol().to_string().starts_with("SOCKS")) {
         return Err(ConnectError::SocksProxy);
@@ -92,7 +93,9 @@ pub fn proxy(url: &Uri) -> Result<Option<Proxy>, ConnectError> {
 /// the list: of ureq's own reading a name covers itself alone. An entry with a port is for that port.
 fn is_covered(list: &str, host: &str, port: u16) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
-    let address: Option<IpAddr> = host.parse().ok();
+    // `::ffff:10.0.0.1` is 10.0.0.1.
+    let address = host.parse::<IpAddr>().ok().map(|address| address.to_canonical());
+    let host = address.map_or(host, |address| address.to_string());
     let covers = |entry: &str| {
         if let (Some(address), Ok(network)) = (address, entry.parse::<IpNet>()) {
             return network.contains(&address);
@@ -283,6 +286,8 @@ mod tests {
             ("*", "example.test", true),
             ("10.0.0.0/8", "10.1.2.3", true),
             ("10.0.0.0/8", "11.1.2.3", false),
+            ("10.0.0.0/8", "[::ffff:10.1.2.3]", true),
+            ("10.1.2.3", "[::ffff:10.1.2.3]", true),
             ("fd00::/8", "[fd00::1]", true),
             ("fd00::1", "[fd00::1]", true),
             ("[fd00::1]:443", "[fd00::1]", true),
