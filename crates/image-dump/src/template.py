@@ -699,6 +699,13 @@ class EarlyEnd:
                 kinds[id(type(thing))] = type(thing)
         return all(self.frees_only_memory(kind) for kind in kinds.values())
 
+    def has_frozen(self):
+        """Whether the program has called `gc.freeze`: nothing is collected then, as in a fresh start."""
+        try:
+            return all(thing is not self.first for thing in get_objects())
+        except MemoryError:
+            return False
+
     def forgets(self, call, own):
         """Whether a function of a weak reference only forgets it."""
         if type(call) is BUILTIN:
@@ -725,8 +732,7 @@ class EarlyEnd:
                 self.return_early()
         except BaseException:  # the program has changed what this looks at, or cannot write
             pass
-        # Where the program has called `gc.freeze` nothing is collected, as in a fresh start.
-        if not self.return_early or any(thing is self.first for thing in get_objects()):
+        if not (self.return_early and self.has_frozen()):
             unfreeze()
 
 
