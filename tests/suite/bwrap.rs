@@ -122,6 +122,11 @@ fn each_file_operation_does_what_bubblewrap_does() {
     say(&format!("--bind {tree} /w --tmpfs /w/below"), "touch /w/below/x; ls /w/below", "x\n");
     say(&format!("--bind {tree} /w --ro-bind {tree}/below /w/below"), "touch /w/below/y 2>/dev/null || echo refused", "refused\n");
     say("--ro-bind /usr/share /w --ro-bind /dev/null /w/doc/base-files/README", "cat /w/doc/base-files/README; echo done", "done\n");
+    // Covered twice; bubblewrap's is a device, which cannot be opened there.
+    let covered = format!("--ro-bind /dev/null /w/old --ro-bind {tree}/below /w/below --ro-bind /dev/null /w/old");
+    say(&format!("--bind {tree} /w {covered}"), "cat /w/old 2>/dev/null; echo done", "done\n");
+    say(&format!("--bind /{tree} /w"), "cat /w/old", "old\n");
+    say("--tmpfs /run --dir /run/d --tmpfs /dev/shm", "touch /run/x /dev/shm/y && ls /run/x /dev/shm", "/run/x\n\n/dev/shm:\ny\n");
     say("--ro-bind-try /no/such /x --bind-try /no/such /y", "ls -d /x /y 2>/dev/null; echo done", "done\n");
     // What was laid over the tree has left nothing in it.
     assert_eq!(fs::read_dir(Path::new(tree).join("below")).unwrap().count(), 0);
@@ -331,6 +336,37 @@ fn what_is_shown_read_only_in_a_writable_directory_stays_in_its_place() {
     // Control: where nothing above is kept in its place, code puts its own there.
     let real = bubblewrap(&options("/git/hooks"), &[], &["/bin/sh", "-c", script]);
     assert!(said(&real).1.contains("written") && tree.join("git/hooks/new").exists(), "{}", error(&real));
+}
+
+test!(Both, no_link_leaves_writable_what_was_to_be_read_only, needs[Program("bwrap")]);
+fn no_link_leaves_writable_what_was_to_be_read_only() {
+    let tree = tree_named("tree");
+    fs::create_dir_all(tree.join("kept")).unwrap();
+    symlink("kept", tree.join("link")).unwrap();
+    symlink("nowhere", tree.join("loose")).unwrap();
+    let tree = text(&tree);
+    for option in ["--ro-bind", "--ro-bind-try"] {
+        let options = format!("{PROGRAMS} --bind {tree} {tree} {option} {tree}/link {tree}/link");
+        refused(&options, "link");
+        // The control: bubblewrap follows it.
+        let script = format!("touch {tree}/kept/x 2>/dev/null || echo read-only; test -d {tree}/kept && echo there");
+        assert_eq!(said(&bubblewrap(&options, &[], &["/bin/sh", "-c", &script])), (Some(0), String::from("read-only\nthere\n")));
+    }
+    // What is not there is left out.
+    let nothing = format!("{PROGRAMS} --bind {tree} {tree} --ro-bind-try {tree}/none {tree}/none");
+    assert_eq!(said(&ours(&nothing, &[], &["/bin/echo", "on"])), (Some(0), String::from("on\n")));
+}
+
+test!(Both, no_state_of_the_kernel_is_a_writable_directory, needs[Program("bwrap")]);
+fn no_state_of_the_kernel_is_a_writable_directory() {
+    let mut other = run_under(&["sleep", "60"]).spawn().unwrap();
+    let options = format!("{PROGRAMS} --bind /proc/{} /x", other.id());
+    refused(&options, "its file system is the kernel's own");
+    // The control: bubblewrap shows it.
+    let shown = bubblewrap(&options, &[], &["/bin/cat", "/x/comm"]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(said(&shown), (Some(0), String::from("sleep\n")), "{}", error(&shown));
 }
 
 test!(Both, status_and_pid_are_told_as_bubblewrap_tells_them, needs[Program("bwrap")]);

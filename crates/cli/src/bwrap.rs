@@ -122,7 +122,11 @@ fn view(invocation: &Invocation, mut left: usize) -> anyhow::Result<View> {
 }
 
 fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewEntry>> {
-    let path = |text: &String| std::path::absolute(text).with_context(|| format!("find out where {text:?} is"));
+    let path = |text: &String| -> anyhow::Result<PathBuf> {
+        let whole = std::path::absolute(text).with_context(|| format!("find out where {text:?} is"))?;
+        // It keeps a `//` at the beginning.
+        Ok(whole.components().collect())
+    };
     let inside = |text: &String| -> PathBuf { Path::new("/").join(text).components().collect() };
     Ok(Some(match operation {
         Operation::ReadOnly { source, target, optional } => {
@@ -140,6 +144,8 @@ fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewE
             ViewEntry::Overlay { layers: layers.iter().map(path).collect::<Result<_, _>>()?, target: inside(target), writable: *writable }
         }
         Operation::Mode { target, mode } => ViewEntry::Mode { target: inside(target), mode: *mode },
+        // It is one already, as the rest of `/dev` is the sandbox's.
+        Operation::Tmpfs { target, .. } if inside(target) == Path::new("/dev/shm") => return Ok(None),
         Operation::Tmpfs { target, mode } => ViewEntry::Tmpfs { target: inside(target), mode: *mode },
         Operation::Directory { target, mode } => ViewEntry::Directory { target: inside(target), mode: *mode },
         Operation::Link { to, target } => ViewEntry::Link { target: inside(target), to: PathBuf::from(to) },

@@ -194,10 +194,12 @@ impl RefusalCause for ViewPathError {
 /// lead. Only root's are followed. Of the caller's own directories, which hold nothing. What is shown is
 /// the plan's to say.
 fn inspect_view(host: &mut HostFacts, run_request: &RunRequest, caller: u32) -> Result<(), ViewPathError> {
-    for entry in run_request.view.iter().flat_map(|view| &view.entries) {
+    let entries = run_request.view.as_ref().map_or(&[][..], |view| &view.entries);
+    for entry in entries {
         let optional = matches!(entry, ViewEntry::Show { optional: true, .. });
         for source in entry.shown() {
-            inspect_shown(host, source, optional)?;
+            let is_above = |entry: &ViewEntry| matches!(entry, ViewEntry::Tree { source: tree, .. } if source.starts_with(tree));
+            inspect_shown(host, source, optional, entries.iter().any(is_above))?;
         }
         if let ViewEntry::Show { source, .. } = entry {
             note_empty(host, source, caller);
@@ -206,10 +208,14 @@ fn inspect_view(host: &mut HostFacts, run_request: &RunRequest, caller: u32) -> 
     Ok(())
 }
 
-fn inspect_shown(host: &mut HostFacts, source: &Path, optional: bool) -> Result<(), ViewPathError> {
+/// `writable`: the path lies in a directory that the view has writable. There it is to stay as it is, so it
+/// is left out only where nothing is.
+fn inspect_shown(host: &mut HostFacts, source: &Path, optional: bool, writable: bool) -> Result<(), ViewPathError> {
     let found = match resolve(source, Follow::Roots) {
         Ok(found) => found,
-        Err(ResolveError::Foreign(link)) if !optional => return Err(ViewPathError::Unresolved(ResolveError::Foreign(link))),
+        Err(ResolveError::Missing(_) | ResolveError::NotDirectory(_)) => return Ok(()),
+        Err(link @ ResolveError::Foreign(_)) if !optional => return Err(ViewPathError::Unresolved(link)),
+        Err(error) if writable => return Err(ViewPathError::Unresolved(error)),
         // It is not there, as far as this process can see.
         Err(_) => return Ok(()),
     };

@@ -8,7 +8,8 @@
 //! anything.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    os::unix::ffi::OsStrExt,
     path::{Component, Path, PathBuf},
 };
 
@@ -33,6 +34,8 @@ const OURS: [&str; 5] = ["/proc", "/dev", "/sys", "/run/stockade", STORE];
 const STORE: &str = "/.view";
 /// The most operations of a view.
 pub const MAX_OPERATIONS: usize = 1024;
+/// The most names of one path: each directory above it is made and looked up.
+const MAX_DEPTH: usize = 100;
 /// Paths of one writable directory that have rules, with the directories above them.
 const MAX_PROTECTED: usize = 8192;
 /// The most instructions of a caller's filter: BPF_MAXINSNS, less those that are put before them.
@@ -176,7 +179,7 @@ pub enum ViewError {
     #[error("{}: a path is absolute and has no `..`", .0.display())]
     Malformed(PathBuf),
     #[error(
-        "a view has at most {MAX_OPERATIONS} operations, and keeps at most {MAX_PROTECTED} paths of a writable directory in their place; bind a directory in place of its files"
+        "a view has at most {MAX_OPERATIONS} operations, whose paths have at most {MAX_DEPTH} names, and keeps at most {MAX_PROTECTED} paths of a writable directory in their place; bind a directory in place of its files"
     )]
     TooMany,
     #[error("{} is the sandbox's own: `--proc /proc` and `--dev /dev` stand for what is there anyway; leave the operation out", .0.display())]
@@ -265,6 +268,8 @@ struct ViewBuilder<'a> {
     regions: Vec<(PathBuf, Region)>,
     /// Where the view has links, and what they say.
     links: BTreeMap<PathBuf, PathBuf>,
+    /// Where empty files are laid, and nothing over them.
+    empty_files: BTreeSet<PathBuf>,
     /// Where sockets are shown.
     sockets: Vec<PathBuf>,
     writable_trees: Vec<TreePlan>,
@@ -306,6 +311,7 @@ pub(super) fn plan_view(
         facts,
         regions: vec![(PathBuf::from("/"), Region::Own(PathBuf::from("/")))],
         links: BTreeMap::new(),
+        empty_files: BTreeSet::new(),
         sockets: Vec::new(),
         writable_trees: Vec::new(),
         writable: vec![PathBuf::from("/dev/shm")],
@@ -365,8 +371,11 @@ impl ViewBuilder<'_> {
         };
         let mut paths = std::iter::once(target).chain(source.into_iter().chain(entry.shown()).map(PathBuf::as_path));
         let is_plain = |path: &Path| path.is_absolute() && path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
-        if let Some(wrong) = paths.find(|path| !is_plain(path)) {
+        if let Some(wrong) = paths.clone().find(|path| !is_plain(path)) {
             return Err(ViewError::Malformed(wrong.to_path_buf()));
+        }
+        if paths.any(|path| path.components().count() > 1 + MAX_DEPTH) {
+            return Err(ViewError::TooMany);
         }
         let covers = matches!(
             entry,
@@ -381,7 +390,7 @@ impl ViewBuilder<'_> {
     }
 
     fn region(&self, path: &Path) -> (&Path, &Region) {
-        let found = self.regions.iter().rev().find(|(above, _)| path.starts_with(above));
+        let found = self.regions.iter().rev().find(|(above, _)| lies_in(path, above));
         found.map_or((Path::new("/"), &Region::Host), |(above, region)| (above, region))
     }
 
@@ -395,12 +404,14 @@ impl ViewBuilder<'_> {
             return Err(ViewError::OnHost { target: path.to_path_buf(), host: above.to_path_buf() });
         };
         let at: PathBuf = real.join(path.strip_prefix(above).unwrap_or(path)).components().collect();
-        match at.ancestors().skip(1).find(|above| self.links.contains_key(*above)) {
-            Some(link) => Err(ViewError::ThroughLink { target: path.to_path_buf(), link: link.to_path_buf() }),
-            None if at.ancestors().skip(1).any(|above| self.root.kind_of(above) == Some(PathKind::File)) => {
-                Err(ViewError::Taken { target: path.to_path_buf(), how: "lies below a file of the sandbox" })
+        // Those above one that is made are directories.
+        let above = at.ancestors().skip(1).find_map(|above| Some((above, self.root.kind_of(above)?)));
+        match above {
+            Some((link, PathKind::File)) if self.links.contains_key(link) => {
+                Err(ViewError::ThroughLink { target: path.to_path_buf(), link: link.to_path_buf() })
             }
-            None => Ok(at),
+            Some((_, PathKind::File)) => Err(ViewError::Taken { target: path.to_path_buf(), how: "lies below a file of the sandbox" }),
+            _ => Ok(at),
         }
     }
 
@@ -449,7 +460,8 @@ impl ViewBuilder<'_> {
 
     /// Something new is at `target`, and what was there or below is covered.
     fn cover(&mut self, target: &Path, region: Region) {
-        self.writable.retain(|writable| writable == target || !writable.starts_with(target));
+        self.writable.retain(|writable| writable == target || !lies_in(writable, target));
+        self.empty_files.retain(|file| !lies_in(file, target));
         self.regions.push((target.to_path_buf(), region));
     }
 
@@ -485,6 +497,9 @@ impl ViewBuilder<'_> {
         let is_new = matches!(self.region(target).1, Region::Own(_)) && self.own(target).is_ok_and(|at| !self.root.is_made(&at));
         let real = if is_new { self.own(target)? } else { self.stored() };
         self.root.directory(&real, mode);
+        if let Ok(below) = Path::new(VIEW_SCRATCH).strip_prefix(target) {
+            self.root.directory(&real.join(below), 0o755);
+        }
         self.place(target, PathKind::Directory)?;
         self.pin(target);
         let (from, at) = (RootBuilder::relative(&real), RootBuilder::relative(target));
@@ -647,7 +662,9 @@ impl ViewBuilder<'_> {
             return self.lay_directory(target, 0o755, false);
         }
         if parts.is_empty() {
-            return match optional {
+            // What code could write there was to be kept from it, and a link has another place.
+            let is_of_tree = kind.is_some() && self.writable_trees.iter().any(|tree| real.starts_with(&tree.source));
+            return match optional && !(is_of_tree && self.tree_at(target).is_some()) {
                 true => Ok(()),
                 false => Err(ViewError::NotShown { policy: self.policy.name.clone(), path: source.to_path_buf() }),
             };
@@ -707,11 +724,16 @@ impl ViewBuilder<'_> {
     }
 
     fn empty(&mut self, target: &Path) -> Result<(), ViewError> {
+        // Callers cover a file again after operations above it.
+        if self.empty_files.contains(target) {
+            return Ok(());
+        }
         self.place(target, PathKind::File)?;
         self.pin(target);
         let target_inside = RootBuilder::relative(target);
         self.root.entries.push(RootEntry::Laid { target: target_inside, mode: 0o444, bytes: Vec::new(), writable: false });
         self.cover(target, Region::Host);
+        self.empty_files.insert(target.to_path_buf());
         Ok(())
     }
 
@@ -755,6 +777,13 @@ impl ViewBuilder<'_> {
             pin_above(tree, &below);
         }
     }
+}
+
+/// `Path::starts_with` of paths without `.`, `..` and `//`, compared as bytes: as paths they would be taken
+/// apart for each comparison.
+fn lies_in(path: &Path, above: &Path) -> bool {
+    let rest = path.as_os_str().as_bytes().strip_prefix(above.as_os_str().as_bytes());
+    rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || above.parent().is_none())
 }
 
 /// Whether a directory that code may write is bound over a path later.
