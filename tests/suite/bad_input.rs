@@ -294,7 +294,14 @@ fn system_directories_are_no_scratch() {
         let done = ask(path);
         done.expect(json!({"verdict": "bad_request", "code": 2, "started": false}));
         let reason = done["reason"].as_str().unwrap();
-        let known = ["scratch_is_home", "scratch_holds_registry", "scratch_in_system_directory", "scratch_shared", "scratch_not_owned"];
+        let known = [
+            "scratch_is_home",
+            "scratch_of_kernel",
+            "scratch_holds_registry",
+            "scratch_in_system_directory",
+            "scratch_shared",
+            "scratch_not_owned",
+        ];
         assert!(known.contains(&reason), "{path}: {}", done.brief());
     }
     ask("/").refused("scratch_is_home", &["below it"]);
@@ -636,8 +643,13 @@ fn a_callers_limit_on_the_stack_or_the_data_is_an_error_in_a_result() {
         let words = format!("ulimit {limit}; exec \"$STOCKADE\" exec");
         ExecResult::of(run_with_stdin(&mut run_under(&["sh", "-c", &words]), br#"{"code": "", "language": "sh"}"#))
     };
-    limited("-s 64").broke("limits_of_caller", &["256 KiB", "ulimit -Hs"]);
+    limited("-s 64").broke("limits_of_caller", &["1 MiB", "ulimit -Hs"]);
     limited("-s 1024").succeeded();
+    // Other commands are read and answered with more of it.
+    for words in ["policy check default", "policy schema", "prove --help"] {
+        let script = format!("ulimit -s 1024; exec \"$STOCKADE\" {words}");
+        assert!(run_under(&["sh", "-c", &script]).output().unwrap().status.success(), "{words}");
+    }
     limited("-d 8000").broke("limits_of_caller", &["16 MiB", "ulimit -d"]);
     limited("-d 32000").succeeded();
 }

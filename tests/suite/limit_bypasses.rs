@@ -296,7 +296,7 @@ fn a_small_stack_is_raised_or_refused_in_words() {
     };
     let output = ask("140000:140000");
     assert_eq!(output.status.code(), Some(125), "{output:?}");
-    ExecResult::of(output).broke("limits_of_caller", &["256 KiB", "ulimit -Hs"]);
+    ExecResult::of(output).broke("limits_of_caller", &["1 MiB", "ulimit -Hs"]);
     ExecResult::of(ask("140000:")).succeeded().expect(json!({"output": "42\n"}));
 }
 

@@ -116,7 +116,7 @@ fn main() -> ExitCode {
 /// The payload has limits of its own.
 fn raise_limits() -> anyhow::Result<()> {
     const WANTED_STACK: u64 = 8 << 20;
-    const MIN_STACK: u64 = 256 << 10;
+    const MIN_STACK: u64 = 1 << 20;
     const MIN_DATA: u64 = 16 << 20;
     // A limit that cannot be raised is reported by the step that meets it.
     let _unchanged = rlimit::increase_nofile_limit(u64::MAX);
@@ -124,7 +124,7 @@ fn raise_limits() -> anyhow::Result<()> {
     let wanted = soft.max(hard.min(WANTED_STACK));
     let stack = if Resource::STACK.set(wanted, hard).is_ok() { wanted } else { soft };
     if stack < MIN_STACK {
-        bail!("the stack may have less than 256 KiB here; start stockade with a higher hard limit (ulimit -Hs)");
+        bail!("the stack may have less than 1 MiB here; start stockade with a higher hard limit (ulimit -Hs)");
     }
     if Resource::DATA.get_soft().is_ok_and(|soft| soft < MIN_DATA) {
         bail!("the data segment may have less than 16 MiB here; start stockade with a higher limit (ulimit -d)");
