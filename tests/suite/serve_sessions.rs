@@ -18,6 +18,9 @@ use crate::support::{
     timeouts::scaled,
 };
 
+/// What a reload may take beside other tests: each policy is tried once more for it.
+const RELOADED: Duration = Duration::from_secs(20);
+
 /// A service whose key may keep sessions.
 pub(super) fn service(config: &str, keys: &str) -> Service {
     let service = Service::with(config, keys);
@@ -26,7 +29,7 @@ pub(super) fn service(config: &str, keys: &str) -> Service {
     // The control: without the scope there is none.
     service.ask("POST", "/v1/sessions", &service.token, &json!({})).is(403, "scope_missing");
     service.signal("HUP");
-    assert!(eventually(scaled(Duration::from_secs(20)), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
+    assert!(eventually(scaled(RELOADED), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
     service
 }
 
@@ -89,7 +92,7 @@ fn files_of_a_session_stay_between_its_runs_and_end_with_it() {
     service.end();
 }
 
-test!(Both, a_session_is_of_one_key_one_policy_and_has_its_quotas);
+test!(Both, a_session_is_of_one_key_one_policy_and_has_its_quotas, seconds 90);
 fn a_session_is_of_one_key_one_policy_and_has_its_quotas() {
     let service = service("", "");
     let session = open(&service, &json!({}));
@@ -98,7 +101,7 @@ fn a_session_is_of_one_key_one_policy_and_has_its_quotas() {
     let keys = fs::read_to_string(service.keys()).unwrap();
     fs::write(service.keys(), keys.replace("scopes = [\"run\"]", "scopes = [\"run\", \"keep\"]")).unwrap();
     service.signal("HUP");
-    assert!(eventually(scaled(Duration::from_secs(5)), || service.ask("GET", "/v1/sessions", &other, &Value::Null).status == 200));
+    assert!(eventually(scaled(RELOADED), || service.ask("GET", "/v1/sessions", &other, &Value::Null).status == 200));
     for (method, path) in
         [("GET", ""), ("POST", "/run"), ("POST", "/reset"), ("GET", "/files/"), ("GET", "/files/x"), ("DELETE", "/files/x"), ("DELETE", "")]
     {
@@ -119,17 +122,17 @@ fn a_session_is_of_one_key_one_policy_and_has_its_quotas() {
     let lost = both.rfind("\"keep\"").unwrap();
     fs::write(service.keys(), format!("{}{}", &both[..lost], both[lost..].replacen("\"keep\"", "\"watch\"", 1))).unwrap();
     service.signal("HUP");
-    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").len() == 2), "{}", service.log());
+    assert!(eventually(scaled(RELOADED), || service.processes("stockade serve-keeper").len() == 2), "{}", service.log());
     // The key goes: its keepers end.
     let own = fs::read_to_string(service.keys()).unwrap();
     let of_other = own.rfind("[[key]]").unwrap();
     fs::write(service.keys(), &own[of_other..]).unwrap();
     service.signal("HUP");
-    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    assert!(eventually(scaled(RELOADED), || service.processes("stockade serve-keeper").is_empty()));
     service.end();
 }
 
-test!(Both, a_session_ends_with_its_key_also_while_code_runs_in_it);
+test!(Both, a_session_ends_with_its_key_also_while_code_runs_in_it, seconds 90);
 fn a_session_ends_with_its_key_also_while_code_runs_in_it() {
     let mark = token("revoked");
     let service = service("", "");
@@ -149,12 +152,12 @@ fn a_session_ends_with_its_key_also_while_code_runs_in_it() {
     fs::write(service.keys(), with_key.replace("id = \"test\"", "id = \"other\"")).unwrap();
     service.signal("HUP");
     assert_eq!(super::serve::read_answer(client).body["verdict"], "cancelled");
-    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()), "{}", service.log());
+    assert!(eventually(scaled(RELOADED), || service.processes("stockade serve-keeper").is_empty()), "{}", service.log());
     // The next who has this id finds nothing of it.
     fs::write(service.keys(), with_key).unwrap();
     service.signal("HUP");
     let is_back = || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).body == json!({"sessions": []});
-    assert!(eventually(scaled(Duration::from_secs(5)), is_back));
+    assert!(eventually(scaled(RELOADED), is_back));
     assert_eq!(read(&session).status, 404);
     service.end();
 }
