@@ -352,6 +352,12 @@ fn no_link_leaves_writable_what_was_to_be_read_only() {
         let script = format!("touch {tree}/kept/x 2>/dev/null || echo read-only; test -d {tree}/kept && echo there");
         assert_eq!(said(&bubblewrap(&options, &[], &["/bin/sh", "-c", &script])), (Some(0), String::from("read-only\nthere\n")));
     }
+    // The same of a link elsewhere, for a place in the tree. Root's own links are followed.
+    let elsewhere = tree_named("elsewhere");
+    symlink("kept", elsewhere.join("link")).unwrap();
+    if !is_root() {
+        refused(&format!("{PROGRAMS} --bind {tree} /w --ro-bind-try {}/link /w/kept", text(&elsewhere)), "link");
+    }
     // What is not there is left out.
     let nothing = format!("{PROGRAMS} --bind {tree} {tree} --ro-bind-try {tree}/none {tree}/none");
     assert_eq!(said(&ours(&nothing, &[], &["/bin/echo", "on"])), (Some(0), String::from("on\n")));

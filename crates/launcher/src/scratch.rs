@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::libc;
 use rustix::{
     fd::OwnedFd,
     fs::{Mode, fchmod, fstat, fstatfs},
@@ -58,24 +59,28 @@ pub type ShownFiles = BTreeMap<FileId, PathBuf>;
 const OBEYED: [&str; 3] = ["bin", "lib", "lib64"];
 
 /// File systems whose files are state of the kernel, or memory that no limit counts: code that writes
-/// there acts on the host (`linux/magic.h`).
-const OF_KERNEL: [i64; 16] = [
-    0x9fa0,      // proc
-    0x6265_6572, // sysfs
-    0x0027_e0eb, // cgroup
-    0x6367_7270, // cgroup2
-    0x6462_6720, // debugfs
-    0x7472_6163, // tracefs
-    0x7363_6673, // securityfs
-    0x1cd1,      // devpts
-    0xcafe_4a11, // bpf
-    0xf97c_ff8c, // selinuxfs
-    0xde5e_81e4, // efivarfs
-    0x6165_676c, // pstore
-    0x6265_6570, // configfs
-    0x4249_4e4d, // binfmt_misc
-    0x1980_0202, // mqueue
-    0x9584_58f6, // hugetlbfs
+/// there acts on the host (`linux/magic.h`, and where it lacks one the file system's own source).
+const OF_KERNEL: [i64; 20] = [
+    libc::PROC_SUPER_MAGIC,
+    libc::SYSFS_MAGIC,
+    libc::CGROUP_SUPER_MAGIC,
+    libc::CGROUP2_SUPER_MAGIC,
+    libc::DEBUGFS_MAGIC,
+    libc::TRACEFS_MAGIC,
+    libc::SECURITYFS_MAGIC,
+    libc::DEVPTS_SUPER_MAGIC,
+    libc::BPF_FS_MAGIC,
+    libc::SELINUX_MAGIC,
+    libc::SMACK_MAGIC,
+    libc::RDTGROUP_SUPER_MAGIC,
+    libc::HUGETLBFS_MAGIC,
+    0x6573_5543, // FUSE_CTL_SUPER_MAGIC
+    0x5a3c_69f0, // AAFS_MAGIC
+    0xde5e_81e4, // EFIVARFS_MAGIC
+    0x6165_676c, // PSTOREFS_MAGIC
+    0x6265_6570, // CONFIGFS_MAGIC
+    0x4249_4e4d, // BINFMTFS_MAGIC
+    0x1980_0202, // MQUEUE_MAGIC
 ];
 
 /// A host directory, opened.

@@ -198,8 +198,12 @@ fn inspect_view(host: &mut HostFacts, run_request: &RunRequest, caller: u32) -> 
     for entry in entries {
         let optional = matches!(entry, ViewEntry::Show { optional: true, .. });
         for source in entry.shown() {
-            let is_above = |entry: &ViewEntry| matches!(entry, ViewEntry::Tree { source: tree, .. } if source.starts_with(tree));
-            inspect_shown(host, source, optional, entries.iter().any(is_above))?;
+            // By either name: the host's can be written through a link of root's.
+            let lies_in = |other: &ViewEntry| match other {
+                ViewEntry::Tree { source: tree, target } => source.starts_with(tree) || entry.target().starts_with(target),
+                _ => false,
+            };
+            inspect_shown(host, source, optional, entries.iter().any(lies_in))?;
         }
         if let ViewEntry::Show { source, .. } = entry {
             note_empty(host, source, caller);
