@@ -10,7 +10,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::serve::{Answer, Service, kill, start};
+use super::{
+    serve::{Answer, Service, kill, start},
+    serve_facades::metrics,
+};
 use crate::support::{
     exec::{exec_with, stockade, text},
     policy_dir::{PolicyDirectory, derived},
@@ -123,6 +126,28 @@ impl Warm {
         // A screener stays beside it.
         let is_sandbox = |pid: &u32| !is_screener(*pid);
         self.workers().iter().flat_map(below).filter(is_sandbox).map(|pid| i32::try_from(pid).unwrap()).collect()
+    }
+
+    /// Copies of an interpreter that wait in those sandboxes. A copy has no command line.
+    fn waiting_copies(&self) -> usize {
+        let read = |pid: u32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let is_copy = |pid: &u32| {
+            let lives = !read(*pid, "stat").contains(") Z ") && !read(*pid, "stat").is_empty();
+            lives && read(*pid, "comm").starts_with("python") && read(*pid, "cmdline").is_empty()
+        };
+        let inside = |pid: &i32| children(u32::try_from(*pid).unwrap());
+        self.prepared().iter().flat_map(inside).filter(is_copy).count()
+    }
+
+    /// Waits until the front knows that all workers wait, and so many of them have prepared a sandbox.
+    /// Without that a request may find only the other worker.
+    #[track_caller]
+    fn settle(&self, workers: usize, prepared: usize) {
+        let idle = format!("stockade_workers{{state=\"idle\"}} {workers}\n");
+        let is_settled = || metrics(&self.service).contains(&idle) && self.prepared().len() == prepared;
+        assert!(eventually(scaled(Duration::from_secs(20)), is_settled), "{:?} {}", self.prepared(), metrics(&self.service));
+        // A worker says what it has prepared when that is set up.
+        thread::sleep(scaled(Duration::from_millis(50)));
     }
 }
 
@@ -291,13 +316,18 @@ fn a_worker_is_ready_before_the_first_request() {
     let warm = Warm::new(&with_template("ready = 1"), 2, &["a"]);
     assert!(eventually(MADE, || warm.service.log().contains("template bare of policy") && warm.makers().is_empty()));
     // The interpreter that was started first gives way to the copy.
-    thread::sleep(scaled(Duration::from_secs(1)));
+    let has_copy = || eventually(scaled(Duration::from_secs(20)), || warm.waiting_copies() == 1);
+    assert!(has_copy(), "{}", warm.service.log());
     restored(&warm.run(""));
-    // It stays ready for that, whatever it has run meanwhile.
-    let bash = json!({"code": "echo 1", "language": "bash"});
-    for _ in 0..3 {
-        assert_eq!(warm.ask(&bash)["output"], "1\n");
+    // It stays ready for that, whatever it has run meanwhile: it has one of two requests at the same time.
+    let bash = json!({"code": "sleep 0.3; echo 1", "language": "bash"});
+    let ask = || assert_eq!(warm.ask(&bash)["output"], "1\n");
+    for prepared in [1, 2] {
+        warm.settle(2, prepared);
+        thread::scope(|scope| [scope.spawn(ask), scope.spawn(ask)].map(|asking| asking.join().unwrap()));
     }
+    warm.settle(2, 2);
+    assert!(has_copy(), "{}", warm.service.log());
     restored(&warm.run(""));
     warm.service.end();
 }
@@ -346,15 +376,14 @@ test!(Both, a_request_gets_the_worker_that_is_prepared_for_it, seconds 90);
 fn a_request_gets_the_worker_that_is_prepared_for_it() {
     let warm = Warm::new(NO_TEMPLATE, 2, &["a"]);
     let (python, bash) = (json!({"code": "print(1)"}), json!({"code": "echo 1", "language": "SHELL"}));
-    let settle = || thread::sleep(scaled(Duration::from_millis(100)));
-    for request in [&python, &bash] {
+    for (request, prepared) in [(&python, 1), (&bash, 2)] {
         warm.ask(request);
-        settle();
+        warm.settle(2, prepared);
     }
     for _ in 0..5 {
         for request in [&python, &bash, &json!({"code": "print(2)", "language": "py"}), &bash] {
             started(&warm.ask(request), "prestarted", "");
-            settle();
+            warm.settle(2, 2);
         }
     }
     // The control: with one more language than workers one of them is not prepared for it.
