@@ -12,6 +12,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use nix::libc;
 use rlimit::Resource;
 use rustix::{
     fs::{Access, Mode, OFlags, access},
@@ -234,8 +235,6 @@ fn cgroup_mounts(mountinfo: &str) -> Vec<Mount> {
 /// the launcher's own directories; empty where anything is unusual. The kernel writes the
 /// list of all mounts anew for each reader, which takes longer than all other facts.
 fn usual_mounts(membership: &str) -> Vec<Mount> {
-    /// CGROUP_SUPER_MAGIC.
-    const V1: i64 = 0x27_e0eb;
     let mount_of = |line: &str| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
@@ -247,7 +246,7 @@ fn usual_mounts(membership: &str) -> Vec<Mount> {
         let mount = Mount { point, root: PathBuf::from("/"), version2, controllers: controllers.split(',').map(String::from).collect() };
         // Not there where only a part of the hierarchy is mounted, or nothing.
         let own = rustix::fs::statfs(own_directory(&mount, path));
-        own.is_ok_and(|stat| stat.f_type == if version2 { V2_MAGIC } else { V1 }).then_some(mount)
+        own.is_ok_and(|stat| stat.f_type == if version2 { libc::CGROUP2_SUPER_MAGIC } else { libc::CGROUP_SUPER_MAGIC }).then_some(mount)
     };
     let mounts: Vec<Mount> = membership.lines().filter_map(mount_of).collect();
     let v1 = V1_NEEDED.iter().all(|needed| mounts.iter().any(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == needed)));
@@ -260,12 +259,9 @@ fn own_directory(mount: &Mount, path: &str) -> PathBuf {
     mount.point.join(below.unwrap_or(Path::new("")))
 }
 
-/// CGROUP2_SUPER_MAGIC.
-const V2_MAGIC: i64 = 0x6367_7270;
-
 /// Whether /sys/fs/cgroup is cgroup v2, as on any host of recent years.
 pub fn is_unified() -> bool {
-    rustix::fs::statfs("/sys/fs/cgroup").is_ok_and(|stat| stat.f_type == V2_MAGIC)
+    rustix::fs::statfs("/sys/fs/cgroup").is_ok_and(|stat| stat.f_type == libc::CGROUP2_SUPER_MAGIC)
 }
 
 /// What cgroups offer: v1 where memory, pids and cpu are mounted there, else v2.

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::libc;
 use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
     fs::{AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, chmod, fstat, openat, statx, unlinkat},
@@ -70,10 +71,8 @@ fn remove_cgroup(path: &Path, until: Instant) -> bool {
 /// Whether a cgroup that is not there is gone: a start in a mount namespace may have another file
 /// system in place of the cgroups, or none.
 fn cgroups_are_seen(path: &Path) -> bool {
-    /// `CGROUP_SUPER_MAGIC` and `CGROUP2_SUPER_MAGIC` (statfs(2)).
-    const MAGIC: [i64; 2] = [0x0027_e0eb, 0x6367_7270];
     let nearest = path.ancestors().find_map(|path| rustix::fs::statfs(path).ok());
-    nearest.is_some_and(|found| MAGIC.contains(&found.f_type))
+    nearest.is_some_and(|found| [libc::CGROUP_SUPER_MAGIC, libc::CGROUP2_SUPER_MAGIC].contains(&found.f_type))
 }
 
 /// Removes a program's file, and only such a file: no link is followed, so that a
