@@ -18,6 +18,12 @@
 //! int stockade_image_return_early(struct _Unwind_Context *, struct early_return *);
 //! /* for `_Unwind_Backtrace`: the call of a function further up returns at once, and the process then
 //!    ends without what its libraries would do (`early_return.rs`) */
+//! void stockade_image_set_end(struct at_end *);
+//! PyObject *stockade_image_add_hook(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+//! /* in the place of the function behind `sys.addaudithook`: notes the call in that structure (`at_end.rs`) */
+//! PyObject *stockade_image_at_end(void);
+//! /* calls what the structure has for the end of a program: one function, or another where it has added
+//!    an audit hook */
 //! ```
 //!
 //! Between saving the registers and the last byte of the image it makes system calls only: no
@@ -26,6 +32,7 @@
 //! random generators) is the template's work (`template.py`).
 #![no_std]
 
+mod at_end;
 mod early_return;
 mod hot;
 mod refusal;

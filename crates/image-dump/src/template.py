@@ -5,7 +5,8 @@ by `python3 OPTIONS /path/of/program`. It imports what most programs import and 
 call it back when it looks at the program's path, which is the last thing before it opens the
 program. There the image is written and this process ends. A copy goes on from there with its own
 arguments and environment: CPython itself opens the program and runs it, with no frame, module,
-path entry, variable or hook of this file left, but for functions that atexit calls (`EarlyEnd`).
+path entry, variable or hook of this file left, but for what atexit calls and what
+`sys.addaudithook` notes (`EarlyEnd`).
 No code of a request ever runs in this process.
 
 Refused, with a line on stderr and status 125: whatever an image cannot hold (threads, open
@@ -540,6 +541,8 @@ UNWINDER = ("_Unwind_GetIP", "_Unwind_GetCFA", "_Unwind_GetGR")
 L_NAME, L_NEXT = 8, 24
 # Where an object of class `type` has its name, and the function that frees its objects.
 NAME, DEALLOC = 24, 48
+# Where a function of C has its `struct PyMethodDef`, which begins with its name, and where that has the function.
+METHOD, FUNCTION_OF_METHOD = 16, 8
 
 
 class EarlyEnd:
@@ -549,7 +552,8 @@ class EarlyEnd:
     into `logging`. What CPython does before that it has done: the program's threads have ended, and its
     functions for the end have been called.
 
-    No code of the program runs here: its classes are looked at past their own attributes."""
+    No code of the program runs here: its classes are looked at past their own attributes, its tracers
+    are taken away, and where it has added an audit hook, which would see all this, nothing is looked at."""
 
     MANY = 20_000  # to look at them takes longer than to take the image apart
 
@@ -559,24 +563,31 @@ class EarlyEnd:
     names = staticmethod(type(sys).__dict__["__dict__"].__get__)
     frame, threads = staticmethod(sys._getframe), staticmethod(_thread._count)
 
-    def __init__(self):
+    def __init__(self, ctypes, library):
         # None: no call of CPython's can be ended here, and it ends as always.
         self.return_early = None
         # The first that is registered is called last.
         self.is_called_last = atexit._ncallbacks() == 0
         if self.is_called_last:
-            # No tracer of the program's sees it.
-            atexit.register(self.end)
-            atexit.register(sys.settrace, None)
-            atexit.register(sys.setprofile, None)
+            self.bound = self.end
+            self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
+            self.address = lambda function: ctypes.cast(function, ctypes.c_void_p).value
+            api = ctypes.pythonapi
+            tracers = [api.PyEval_SetTrace, api.PyEval_SetProfile]
+            functions = map(self.address, [*tracers, api.PyObject_CallNoArgs])
+            # As `at_end.rs` has it. The first word is not 0 where the program has added an audit hook.
+            self.at_end = (ctypes.c_size_t * 7)(0, 0, *functions, id(self.bound), id(unfreeze))
+            library.stockade_image_set_end(self.at_end)
+            library.stockade_image_at_end.restype = ctypes.py_object
+            # No argument: ctypes would make an object of it, of a class that UNSEEN means.
+            atexit.register(library.stockade_image_at_end)
         else:
             # Files named `*.pth` have registered functions, which must be called and may be traced.
             atexit.register(unfreeze)
 
     def prepare(self, ctypes, library):
-        if not self.is_called_last:
+        if not (self.is_called_last and self.notes_hooks(library)):
             return
-        self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
         self.dealloc = self.word(id(EarlyEnd) + DEALLOC).value
         # To glibc it is the `struct link_map` of the program itself, the first of all libraries.
         self.first_library = ctypes.pythonapi._handle
@@ -584,10 +595,10 @@ class EarlyEnd:
             # It holds the lock of the interpreter, as CPython does at its end.
             unwinder = ctypes.PyDLL("libgcc_s.so.1")
             functions = [*(getattr(unwinder, name) for name in UNWINDER), ctypes.pythonapi.on_exit]
-            addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+            addresses = map(self.address, functions)
         except (OSError, AttributeError):
             return
-        finalize = ctypes.cast(ctypes.pythonapi.Py_FinalizeEx, ctypes.c_void_p).value
+        finalize = self.address(ctypes.pythonapi.Py_FinalizeEx)
         wanted = (ctypes.c_size_t * 8)(finalize, 0, *library_at(finalize), *addresses)
         flush = ctypes.pythonapi.fflush
 
@@ -596,6 +607,21 @@ class EarlyEnd:
             unwinder._Unwind_Backtrace(library.stockade_image_return_early, wanted)
 
         self.return_early = return_early
+
+    def notes_hooks(self, library):
+        """Has `sys.addaudithook` note that it is called. Whether it does."""
+        method = self.word(id(sys.addaudithook) + METHOD).value
+        if self.text(self.word(method).value) != b"addaudithook":
+            return False
+        function = self.word(method + FUNCTION_OF_METHOD)
+        self.at_end[1] = function.value
+        function.value = self.address(library.stockade_image_add_hook)
+        try:
+            sys.addaudithook()
+        except TypeError:
+            pass  # it asks for an argument
+        noted, self.at_end[0] = self.at_end[0], 0
+        return bool(noted)
 
     def begin(self):
         """The program begins."""
@@ -812,13 +838,18 @@ class Template:
         del sys.modules["sitecustomize"]
         forget_imports(PRESENT, set(sys.path_importer_cache))
 
-    def warm_up(self):
+    def open_library(self):
         before = set(sys.modules), set(sys.path_importer_cache)
         import ctypes
 
+        forget_imports(*before)
         self.ctypes, self.opened = ctypes, ctypes.PyDLL(self.library)
+        return self.ctypes, self.opened
+
+    def warm_up(self):
+        before = set(sys.modules), set(sys.path_importer_cache)
         if self.imports:
-            keep_openssl(ctypes)
+            keep_openssl(self.ctypes)
         forget_imports(*before)
         for name in self.imports:
             __import__(name)
@@ -923,10 +954,13 @@ class Template:
 
 
 def make():
-    early_end = EarlyEnd()
     template = Template()
     template.check()
     template.leave_path()
+    try:
+        early_end = EarlyEnd(*template.open_library())
+    except BaseException as error:
+        refuse(f"{type(error).__name__}: {error}")
     found = template.on_path
     try:
         if template.on_path:
