@@ -363,6 +363,30 @@ fn no_link_leaves_writable_what_was_to_be_read_only() {
     assert_eq!(said(&ours(&nothing, &[], &["/bin/echo", "on"])), (Some(0), String::from("on\n")));
 }
 
+test!(Both, nothing_laid_read_only_leaves_a_directory_of_the_host_writable, needs[Program("bwrap")]);
+fn nothing_laid_read_only_leaves_a_directory_of_the_host_writable() {
+    let (tree, other) = (tree_named("tree"), tree_named("other"));
+    for name in ["etc", "kept", "u"] {
+        fs::create_dir(tree.join(name)).unwrap();
+    }
+    fs::write(other.join("file"), "x").unwrap();
+    let (tree, other) = (text(&tree), text(&other));
+    for (options, at, wanted) in [
+        (format!("--bind {tree} /w --ro-bind /etc /w/etc"), "/w/etc", "shows parts"),
+        (format!("--bind {tree} /w --bind {other} /w/u --ro-bind {tree} /w"), "/w/u", "may write"),
+        (format!("--bind {tree} /w --ro-bind-try {other} /w/kept"), "/w/kept", "does not show"),
+        (format!("--bind {tree} /w/u --ro-bind-try {other} /w"), "/w/u", "does not show"),
+    ] {
+        let options = format!("{PROGRAMS} {options}");
+        refused(&options, wanted);
+        // The control: bubblewrap keeps it from being written, which otherwise it is.
+        let script = format!("touch {at}/new 2>/dev/null || echo kept");
+        assert_eq!(said(&bubblewrap(&options, &[], &["/bin/sh", "-c", &script])), (Some(0), String::from("kept\n")), "{options}");
+    }
+    let writable = format!("{PROGRAMS} --bind {tree} /w --bind {other} /w/u");
+    assert_eq!(said(&ours(&writable, &[], &["/bin/sh", "-c", "touch /w/u/new && echo made"])), (Some(0), String::from("made\n")));
+}
+
 test!(Both, no_state_of_the_kernel_is_a_writable_directory, needs[Program("bwrap")]);
 fn no_state_of_the_kernel_is_a_writable_directory() {
     let mut other = run_under(&["sleep", "60"]).spawn().unwrap();

@@ -14,8 +14,17 @@ use stockade_policy::{
 use stockade_protocol::landlock::access;
 
 fn facts() -> HostFacts {
-    let directories =
-        ["/usr", "/usr/lib", "/usr/share", "/etc/alternatives", "/etc/ssl/certs", "/srv/w", "/srv/w/.git", "/srv/w/.git/hooks"];
+    let directories = [
+        "/usr",
+        "/usr/lib",
+        "/usr/share",
+        "/etc/alternatives",
+        "/etc/ssl/certs",
+        "/srv/w",
+        "/srv/w/.git",
+        "/srv/w/.git/hooks",
+        "/tmp/full",
+    ];
     let paths = directories.map(|path| (PathBuf::from(path), PathKind::Directory));
     let files = ["/etc/ld.so.cache", "/dev/null"].map(|path| (PathBuf::from(path), PathKind::File));
     HostFacts {
@@ -373,6 +382,33 @@ fn a_directory_that_holds_nothing_is_shown_as_one_of_the_sandboxs_own() {
     assert_eq!(laid(&plan), ["a/b at a/b read-only", "tree 0 at w", ".view/0 at w/e read-only"]);
     assert_eq!(plan.writable_mounts(), ["/dev/shm", "/w", "/run/stockade/scratch"].map(PathBuf::from));
     refused(&[show("/tmp/full", "/a/b")], "view_not_shown");
+}
+
+#[test]
+fn nothing_that_is_laid_read_only_leaves_the_host_writable_there() {
+    let (whole, optional) = (tree("/srv/w", "/w"), |target: &str| ViewEntry::Show {
+        source: PathBuf::from("/tmp/full"),
+        target: PathBuf::from(target),
+        optional: true,
+    });
+    // Of a source the policy shows parts, and what is there already would show through between them.
+    for target in ["/w", "/w/etc", "/usr/share"] {
+        refused(&[show("/usr", "/usr"), whole.clone(), show("/etc", target)], "view_parts_over");
+    }
+    // A rule for a directory holds below what lies over a part of it.
+    for below in [tree("/srv/other", "/w/.git/hooks"), tmpfs("/w/.git/hooks"), overlay(&["/usr/lib"], "/w/.git/hooks", true)] {
+        for (source, target) in [("/srv/w", "/w"), ("/srv/w/.git", "/w/.git")] {
+            refused(&[whole.clone(), below.clone(), show(source, target)], "view_writable_below");
+            // What follows it is meant so, and what is covered is not there.
+            assert!(planned(&[whole.clone(), show(source, target), below.clone()]).is_ok());
+            assert!(planned(&[whole.clone(), below.clone(), whole.clone(), show(source, target)]).is_ok());
+        }
+    }
+    // What the policy does not show covers nothing.
+    for target in ["/w", "/w/kept", "/"] {
+        refused(&[whole.clone(), optional(target)], "view_not_shown");
+    }
+    assert!(planned(&[whole.clone(), optional("/else"), tmpfs("/w"), optional("/w/kept")]).is_ok());
 }
 
 #[test]

@@ -194,10 +194,15 @@ pub enum ViewError {
     )]
     NotShown { policy: String, path: PathBuf },
     #[error(
-        "--ro-bind {}: of it the policy shows parts, and an earlier operation has put something at or below {}; write this one first",
+        "--ro-bind {}: of it the policy shows parts, and an earlier operation has put something at, above or below {}; write this one first, or name the parts one by one",
         path.display(), target.display()
     )]
     PartsOver { path: PathBuf, target: PathBuf },
+    #[error(
+        "--ro-bind over {}: an earlier operation has put {} below it, which code may write; write that operation after this one",
+        target.display(), writable.display()
+    )]
+    WritableBelow { target: PathBuf, writable: PathBuf },
     #[error(
         "{} lies below {}, which is a directory of the host: nothing is made there; make it on the host before, or lay a --tmpfs over the directory",
         target.display(), host.display()
@@ -235,6 +240,7 @@ impl ViewError {
             ViewError::Missing(_) => "view_source_missing",
             ViewError::NotShown { .. } => "view_not_shown",
             ViewError::PartsOver { .. } => "view_parts_over",
+            ViewError::WritableBelow { .. } => "view_writable_below",
             ViewError::OnHost { .. } => "view_on_host",
             ViewError::ThroughLink { .. } => "view_through_link",
             ViewError::Taken { .. } => "view_path_taken",
@@ -643,7 +649,7 @@ impl ViewBuilder<'_> {
             // Callers cover a file by it.
             return self.empty(target);
         }
-        if self.keep_read_only(source, target) {
+        if self.keep_read_only(source, target)? {
             return Ok(());
         }
         let kind = self.facts.paths.get(source).copied();
@@ -662,9 +668,9 @@ impl ViewBuilder<'_> {
             return self.lay_directory(target, 0o755, false);
         }
         if parts.is_empty() {
-            // What code could write there was to be kept from it, and a link has another place.
-            let is_of_tree = kind.is_some() && self.writable_trees.iter().any(|tree| real.starts_with(&tree.source));
-            return match optional && !(is_of_tree && self.tree_at(target).is_some()) {
+            // What code can write of the host there was to be kept from it.
+            let keeps = kind.is_some() && (self.tree_at(target).is_some() || self.tree_below(target).is_some());
+            return match optional && !keeps {
                 true => Ok(()),
                 false => Err(ViewError::NotShown { policy: self.policy.name.clone(), path: source.to_path_buf() }),
             };
@@ -685,7 +691,8 @@ impl ViewBuilder<'_> {
         // The whole of the host has a socket too, and the directories above it.
         let is_way = |path: &Path| self.sockets.iter().any(|socket| socket.starts_with(path));
         let is_made = self.root.made.keys().map(Path::new).any(|made| below(made) && !is_way(made));
-        if is_made || self.regions.iter().any(|(at, _)| below(at) && !self.sockets.contains(at)) {
+        let is_own = matches!(self.region(target).1, Region::Own(_));
+        if !is_own || is_made || self.regions.iter().any(|(at, _)| below(at) && !self.sockets.contains(at)) {
             return Err(ViewError::PartsOver { path: source.to_path_buf(), target: target.to_path_buf() });
         }
         self.place(target, PathKind::Directory)?;
@@ -746,12 +753,30 @@ impl ViewBuilder<'_> {
         Some((tree, below))
     }
 
+    /// Below a path, not at it: where a directory of the host lies that code may write.
+    fn tree_below(&self, target: &Path) -> Option<&Path> {
+        let is_there = |at: &&Path| *at != target && lies_in(at, target) && self.region(at).0 == *at;
+        let trees = self.regions.iter().filter(|(_, region)| matches!(region, Region::Tree(_)));
+        trees.map(|(at, _)| at.as_path()).find(is_there)
+    }
+
     /// Where the path is part of a directory that code may write, at its place there, it stays
     /// readable alone. Whether it was.
-    fn keep_read_only(&mut self, source: &Path, target: &Path) -> bool {
+    ///
+    /// # Errors
+    /// Code may write something that lies over a part of it.
+    fn keep_read_only(&mut self, source: &Path, target: &Path) -> Result<bool, ViewError> {
         let real = self.facts.led.get(source).map_or(source, PathBuf::as_path).to_path_buf();
-        let Some(kind) = self.facts.paths.get(source).copied() else { return false };
-        let Some((tree, below)) = self.tree_at(target).filter(|(tree, below)| tree.source.join(below) == real) else { return false };
+        let Some(kind) = self.facts.paths.get(source).copied() else { return Ok(false) };
+        if self.tree_at(target).is_none_or(|(tree, below)| tree.source.join(below) != real) {
+            return Ok(false);
+        }
+        // The rule holds below what is mounted later.
+        let below = self.writable.iter().map(PathBuf::as_path).find(|writable| *writable != target && lies_in(writable, target));
+        if let Some(writable) = below.or_else(|| self.tree_below(target)) {
+            return Err(ViewError::WritableBelow { target: target.to_path_buf(), writable: writable.to_path_buf() });
+        }
+        let Some((tree, below)) = self.tree_at(target) else { return Ok(false) };
         let kind = if kind == PathKind::Directory { PathKindName::Directory } else { PathKindName::File };
         // The whole of it is the directory itself.
         let below = if below.as_os_str().is_empty() { PathBuf::from(".") } else { below };
@@ -767,7 +792,7 @@ impl ViewBuilder<'_> {
         if below != Path::new(".") && !tree.mount_points.iter().any(|(path, _)| *path == below) {
             tree.mount_points.push((below, kind));
         }
-        true
+        Ok(true)
     }
 
     /// What is laid over a path of a directory that code may write stays there: code could else move the
