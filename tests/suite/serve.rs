@@ -60,6 +60,9 @@ impl Answer {
     }
 }
 
+/// What a new key may ask for.
+pub(super) const RUN: &str = "scopes = [\"run\"]";
+
 impl Service {
     pub(super) fn new() -> Self {
         Service::with("", "")
@@ -77,6 +80,18 @@ impl Service {
 
     /// The same, with these words before the program, and variables.
     pub(super) fn under(words: &[&str], variables: &[(&str, &str)], place: PolicyDirectory, config: &str, keys: &str) -> Self {
+        Service::granted(RUN, words, variables, place, config, keys)
+    }
+
+    /// The same, whose key `test` has this in the place of [`RUN`].
+    pub(super) fn granted(
+        scopes: &str,
+        words: &[&str],
+        variables: &[(&str, &str)],
+        place: PolicyDirectory,
+        config: &str,
+        keys: &str,
+    ) -> Self {
         // Free a moment ago, which is as good as it gets: the service takes no port that it is not told.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let at = |name: &str| place.0.join(name);
@@ -87,7 +102,8 @@ impl Service {
         assert!(made.status.success(), "{made:?}");
         let token = String::from_utf8(made.stdout).unwrap().trim().to_owned();
         let own = fs::read_to_string(at("keys.toml")).unwrap();
-        fs::write(at("keys.toml"), format!("{keys}{own}")).unwrap();
+        assert!(own.contains(RUN), "{own}");
+        fs::write(at("keys.toml"), format!("{keys}{}", own.replace(RUN, scopes))).unwrap();
         let mut service = Service { child: start_under(words, variables, &place), place, token, port };
         let is_there = eventually(scaled(Duration::from_secs(20)), || service.get("/live").is_some_and(|live| live.status == 200));
         assert!(is_there, "{}", service.log());

@@ -278,44 +278,71 @@ fn what_the_host_lacks_is_said_by_ready() {
     fs::remove_dir_all(&own).unwrap();
 }
 
-test!(Both, a_service_goes_on_while_its_policies_are_tried_again, seconds 150);
-fn a_service_goes_on_while_its_policies_are_tried_again() {
-    let place = PolicyDirectory::new();
-    // So many that there is time to stop the process that tries them.
-    let policies: Vec<String> = (0..30).map(|number| place.write(&format!("p{number}"), &derived(""))).collect();
-    let service = Service::at(place, "[capacity]\ncpus = 1\n", "");
-    let keys = fs::read_to_string(service.keys()).unwrap();
-    fs::write(service.keys(), format!("[[key]]\nid = \"all\"\nuid = 1\npolicies = {policies:?}\n{keys}")).unwrap();
-    let examiners = || service.processes("/proc/self/exe serve-examine");
-    let read_again = || service.log().matches("the configuration was read again").count();
-    // `before`: the one that goes for it.
-    let stop_examiner = |before: i32| {
-        service.signal("HUP");
-        let next = || examiners().into_iter().find(|examiner| *examiner != before);
-        assert!(eventually(scaled(Duration::from_secs(10)), || next().is_some()), "{}", service.log());
+/// A service that is told to read its settings again, and the processes that try its policies then.
+struct Reloading(Service);
+
+impl Reloading {
+    /// With so many policies that there is time to stop the process that tries them.
+    fn new() -> Self {
+        let place = PolicyDirectory::new();
+        let policies: Vec<String> = (0..30).map(|number| place.write(&format!("p{number}"), &derived(""))).collect();
+        let service = Service::at(place, "[capacity]\ncpus = 1\n", "");
+        let keys = fs::read_to_string(service.keys()).unwrap();
+        fs::write(service.keys(), format!("[[key]]\nid = \"all\"\nuid = 1\npolicies = {policies:?}\n{keys}")).unwrap();
+        Reloading(service)
+    }
+
+    fn examiners(&self) -> Vec<i32> {
+        self.0.processes("/proc/self/exe serve-examine")
+    }
+
+    fn times_read(&self) -> usize {
+        self.0.log().matches("the configuration was read again").count()
+    }
+
+    /// Has it read its settings again. Stops the process that tries them, which another one goes for: `before`.
+    fn stop_examiner(&self, before: i32) -> i32 {
+        self.0.signal("HUP");
+        let next = || self.examiners().into_iter().find(|examiner| *examiner != before);
+        assert!(eventually(scaled(Duration::from_secs(10)), || next().is_some()), "{}", self.0.log());
         let examiner = next().unwrap();
         kill(examiner, "STOP");
         examiner
-    };
-    let examiner = stop_examiner(0);
+    }
+}
+
+test!(Both, a_service_goes_on_while_its_policies_are_tried_again, seconds 150);
+fn a_service_goes_on_while_its_policies_are_tried_again() {
+    let reloading = Reloading::new();
+    let service = &reloading.0;
+    let examiner = reloading.stop_examiner(0);
     // Meanwhile a worker that ends is replaced, and runs.
     let worker = service.processes("stockade serve-worker");
     kill(worker[0], "KILL");
     assert!(eventually(scaled(Duration::from_secs(8)), || service.log().contains("a worker has ended")), "{}", service.log());
     service.run("print(1)").ran("1\n");
-    assert_eq!((read_again(), examiners()), (0, vec![examiner]), "{}", service.log());
+    assert_eq!((reloading.times_read(), reloading.examiners()), (0, vec![examiner]), "{}", service.log());
     // Another signal begins anew, with the files as they are then.
-    let second = stop_examiner(examiner);
-    assert_eq!(examiners(), [second]);
+    let second = reloading.stop_examiner(examiner);
+    assert_eq!(reloading.examiners(), [second]);
     // The control.
     kill(second, "CONT");
-    assert!(eventually(scaled(Duration::from_secs(15)), || read_again() == 1), "{}", service.log());
-    // One that takes too long is ended, and another that is under way ends with the service.
-    let third = stop_examiner(0);
-    let is_given_up = || service.log().contains("its policies have taken more than 15 s");
-    assert!(eventually(scaled(Duration::from_secs(25)), is_given_up), "{}", service.log());
-    assert!(examiners().is_empty() && read_again() == 1, "{}", service.log());
-    service.run("print(1)").ran("1\n");
-    stop_examiner(third);
-    service.end();
+    assert!(eventually(scaled(Duration::from_secs(65)), || reloading.times_read() == 1), "{}", service.log());
+    // One that is under way ends with the service.
+    reloading.stop_examiner(0);
+    reloading.0.end();
+}
+
+test!(Both, a_reload_whose_policies_take_too_long_changes_nothing, needs [Long], seconds 300);
+fn a_reload_whose_policies_take_too_long_changes_nothing() {
+    let reloading = Reloading::new();
+    reloading.stop_examiner(0);
+    let is_given_up = || reloading.0.log().contains("its policies have taken more than 60 s");
+    assert!(eventually(scaled(Duration::from_secs(70)), is_given_up), "{}", reloading.0.log());
+    assert!(reloading.examiners().is_empty() && reloading.times_read() == 0, "{}", reloading.0.log());
+    reloading.0.run("print(1)").ran("1\n");
+    // The control.
+    reloading.0.signal("HUP");
+    assert!(eventually(scaled(Duration::from_secs(65)), || reloading.times_read() == 1), "{}", reloading.0.log());
+    reloading.0.end();
 }

@@ -10,27 +10,24 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::serve::{Answer, Service, head, kill};
+use super::serve::{Answer, RUN, Service, head, kill};
 use crate::support::{
     exec::{stockade, text, token},
     leftovers::host_process_with,
+    policy_dir::PolicyDirectory,
     runner::{eventually, test},
     timeouts::scaled,
 };
 
-/// What a reload may take beside other tests: each policy is tried once more for it.
-const RELOADED: Duration = Duration::from_secs(20);
+/// What a reload may take beside other tests: each policy is tried once more for it, for 60 s at most.
+const RELOADED: Duration = Duration::from_secs(65);
+
+/// What a key that may keep sessions has in its table.
+const KEEPS: &str = "scopes = [\"run\", \"keep\"]\nsessions = 2";
 
 /// A service whose key may keep sessions.
 pub(super) fn service(config: &str, keys: &str) -> Service {
-    let service = Service::with(config, keys);
-    let keys = fs::read_to_string(service.keys()).unwrap();
-    fs::write(service.keys(), keys.replace("scopes = [\"run\"]", "scopes = [\"run\", \"keep\"]\nsessions = 2")).unwrap();
-    // The control: without the scope there is none.
-    service.ask("POST", "/v1/sessions", &service.token, &json!({})).is(403, "scope_missing");
-    service.signal("HUP");
-    assert!(eventually(scaled(RELOADED), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
-    service
+    Service::granted(KEEPS, &[], &[], PolicyDirectory::new(), config, keys)
 }
 
 fn open(service: &Service, asked: &Value) -> String {
@@ -89,6 +86,18 @@ fn files_of_a_session_stay_between_its_runs_and_end_with_it() {
     assert_eq!(service.ask("DELETE", &session, &service.token, &Value::Null).status, 204);
     run(&service, &session, "1").is(404, "no_such_session");
     assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    service.end();
+}
+
+test!(Both, a_key_keeps_sessions_from_the_reload_on_that_grants_it, seconds 90);
+fn a_key_keeps_sessions_from_the_reload_on_that_grants_it() {
+    let service = Service::new();
+    service.ask("POST", "/v1/sessions", &service.token, &json!({})).is(403, "scope_missing");
+    let keys = fs::read_to_string(service.keys()).unwrap();
+    fs::write(service.keys(), keys.replace(RUN, KEEPS)).unwrap();
+    service.signal("HUP");
+    assert!(eventually(scaled(RELOADED), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
+    open(&service, &json!({}));
     service.end();
 }
 
