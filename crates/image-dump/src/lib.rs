@@ -20,10 +20,11 @@
 //!    ends without what its libraries would do (`early_return.rs`) */
 //! void stockade_image_set_end(struct at_end *);
 //! PyObject *stockade_image_add_hook(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-//! /* in the place of the function behind `sys.addaudithook`: notes the call in that structure (`at_end.rs`) */
-//! PyObject *stockade_image_at_end(void);
-//! /* calls what the structure has for the end of a program: one function, or another where it has added
-//!    an audit hook */
+//! PyObject *stockade_image_use_tool(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+//! PyObject *stockade_image_freeze(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+//! /* in the place of three functions of CPython's: each notes its call in that structure (`at_end.rs`) */
+//! void stockade_image_at_end(void);
+//! /* what a copy does last at its end, by these notes */
 //! ```
 //!
 //! Between saving the registers and the last byte of the image it makes system calls only: no

@@ -6,7 +6,7 @@ call it back when it looks at the program's path, which is the last thing before
 program. There the image is written and this process ends. A copy goes on from there with its own
 arguments and environment: CPython itself opens the program and runs it, with no frame, module,
 path entry, variable or hook of this file left, but for what atexit calls and what
-`sys.addaudithook` notes (`EarlyEnd`).
+some functions note (`EarlyEnd`).
 No code of a request ever runs in this process.
 
 Refused, with a line on stderr and status 125: whatever an image cannot hold (threads, open
@@ -524,10 +524,11 @@ FREE_MEMORY_TOO = ("numpy.", "pandas.")
 WARNS = "numpy.nditer"
 # Files, with what each has its descriptor in. A closed one frees memory.
 FILES = {
-    _io.TextIOWrapper: "buffer", _io.BufferedReader: "raw", _io.BufferedWriter: "raw", _io.BufferedRandom: "raw", _io.FileIO: None,
+    id(_io.TextIOWrapper): "buffer", id(_io.BufferedReader): "raw", id(_io.BufferedWriter): "raw",
+    id(_io.BufferedRandom): "raw", id(_io.FileIO): None,
 }  # fmt: skip
 # Their finalizer calls `close`, which does nothing more than their end, unless the object has its own.
-BUFFERS = (_io.StringIO, _io.BytesIO)
+BUFFERS = (id(_io.StringIO), id(_io.BytesIO))
 # Functions of weak references that only forget what they refer to, with their modules; the first is of `_abc`.
 FORGET = frozenset(
     ((None, "_destroy"), ("weakref", "remove"), ("_weakrefset", "_remove"), ("logging", "_removeHandlerRef"))
@@ -543,6 +544,16 @@ L_NAME, L_NEXT = 8, 24
 NAME, DEALLOC = 24, 48
 # Where a function of C has its `struct PyMethodDef`, which begins with its name, and where that has the function.
 METHOD, FUNCTION_OF_METHOD = 16, 8
+# Functions that note that they are called, each with its module and the one of the library in its place.
+# What an audit hook or a tool adds would see the look at the program's end; `sys.monitoring` is of CPython 3.12.
+NOTED = (
+    (sys, "addaudithook", "stockade_image_add_hook"),
+    (getattr(sys, "monitoring", None), "use_tool_id", "stockade_image_use_tool"),
+    (gc, "freeze", "stockade_image_freeze"),
+)
+# Of the structure in `at_end.rs`, in words: the note of `gc.freeze`, the functions of CPython that are noted,
+# those that it calls, and what is called at the end.
+FREEZES, ORIGINALS, CALLED_FUNCTIONS, END = 2, 3, 6, 11
 
 
 class EarlyEnd:
@@ -553,7 +564,8 @@ class EarlyEnd:
     functions for the end have been called.
 
     No code of the program runs here: its classes are looked at past their own attributes, its tracers
-    are taken away, and where it has added an audit hook, which would see all this, nothing is looked at."""
+    are taken away, and where it has an audit hook or a monitoring tool, which would see all this, nothing is
+    looked at."""
 
     MANY = 20_000  # to look at them takes longer than to take the image apart
 
@@ -561,32 +573,30 @@ class EarlyEnd:
     attributes = staticmethod(type.__dict__["__dict__"].__get__)
     callback = staticmethod(weak_reference.__dict__["__callback__"].__get__)
     names = staticmethod(type(sys).__dict__["__dict__"].__get__)
-    frame, threads = staticmethod(sys._getframe), staticmethod(_thread._count)
+    threads = staticmethod(_thread._count)
 
     def __init__(self, ctypes, library):
+        self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
+        self.address = lambda function: ctypes.cast(function, ctypes.c_void_p).value
+        api = ctypes.pythonapi
+        functions = [api.PyEval_GetFrame, api.PyEval_SetTrace, api.PyEval_SetProfile, api.PyObject_CallNoArgs, api.PyErr_Clear]
+        # As `at_end.rs` has it.
+        self.at_end = (ctypes.c_size_t * 13)(*[0] * END, 0, id(unfreeze))
+        self.at_end[CALLED_FUNCTIONS : CALLED_FUNCTIONS + len(functions)] = list(map(self.address, functions))
+        library.stockade_image_set_end(self.at_end)
+        library.stockade_image_at_end.restype = None
+        # The first that is registered is called last: files named `*.pth` may have registered functions,
+        # which must be called, and CPython then ends as always.
+        self.is_called_last = atexit._ncallbacks() == 0
+        # No argument: ctypes would make an object of it, of a class that UNSEEN means.
+        atexit.register(library.stockade_image_at_end)
+        self.are_noted = all([self.notes(library, *noted) for noted in enumerate(NOTED)])
+        unfreeze()
         # None: no call of CPython's can be ended here, and it ends as always.
         self.return_early = None
-        # The first that is registered is called last.
-        self.is_called_last = atexit._ncallbacks() == 0
-        if self.is_called_last:
-            self.bound = self.end
-            self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
-            self.address = lambda function: ctypes.cast(function, ctypes.c_void_p).value
-            api = ctypes.pythonapi
-            tracers = [api.PyEval_SetTrace, api.PyEval_SetProfile]
-            functions = map(self.address, [*tracers, api.PyObject_CallNoArgs])
-            # As `at_end.rs` has it. The first word is not 0 where the program has added an audit hook.
-            self.at_end = (ctypes.c_size_t * 7)(0, 0, *functions, id(self.bound), id(unfreeze))
-            library.stockade_image_set_end(self.at_end)
-            library.stockade_image_at_end.restype = ctypes.py_object
-            # No argument: ctypes would make an object of it, of a class that UNSEEN means.
-            atexit.register(library.stockade_image_at_end)
-        else:
-            # Files named `*.pth` have registered functions, which must be called and may be traced.
-            atexit.register(unfreeze)
 
     def prepare(self, ctypes, library):
-        if not (self.is_called_last and self.notes_hooks(library)):
+        if not (self.is_called_last and self.are_noted):
             return
         self.dealloc = self.word(id(EarlyEnd) + DEALLOC).value
         # To glibc it is the `struct link_map` of the program itself, the first of all libraries.
@@ -606,31 +616,35 @@ class EarlyEnd:
             flush(None)  # what libraries of C have written, which do nothing more either
             unwinder._Unwind_Backtrace(library.stockade_image_return_early, wanted)
 
-        self.return_early = return_early
+        self.return_early, self.bound = return_early, self.end
+        self.at_end[END] = id(self.bound)
 
-    def notes_hooks(self, library):
-        """Has `sys.addaudithook` note that it is called. Whether it does."""
-        method = self.word(id(sys.addaudithook) + METHOD).value
-        if self.text(self.word(method).value) != b"addaudithook":
+    def notes(self, library, index, noted):
+        """Has a function of C note that it is called. Whether it does, or there is none."""
+        module, name, by = noted
+        called = vars(module).get(name) if module else None
+        if called is None:
+            return not module
+        method = self.word(id(called) + METHOD).value
+        if self.text(self.word(method).value) != name.encode():
             return False
         function = self.word(method + FUNCTION_OF_METHOD)
-        self.at_end[1] = function.value
-        function.value = self.address(library.stockade_image_add_hook)
+        self.at_end[ORIGINALS + index] = function.value
+        function.value = self.address(getattr(library, by))
         try:
-            sys.addaudithook()
+            called()
         except TypeError:
             pass  # it asks for an argument
-        noted, self.at_end[0] = self.at_end[0], 0
-        return bool(noted)
+        return bool(self.at_end[index])
 
     def begin(self):
         """The program begins."""
+        self.at_end[0:ORIGINALS] = [0] * ORIGINALS
         if not self.return_early:
             return
-        self.streams = self.standard_streams()
+        self.own_streams = self.standard_streams()
+        self.streams = self.with_attributes(self.own_streams)
         self.filters = warnings_filters()
-        # The collector shows it as long as it shows all that was made later.
-        self.first = []
         self.places = {self.place_of(library) for library in self.libraries()}
         self.places.update(os.fsencode(place) for place in sys.path if place.endswith("/lib-dynload"))
 
@@ -659,20 +673,28 @@ class EarlyEnd:
         return True
 
     def standard_streams(self):
+        """All six names of them."""
+        own = self.names(sys)
+        return [own.get(mark + name + mark) for mark in ("", "__") for name in ("stdin", "stdout", "stderr")]
+
+    def with_attributes(self, streams):
         """Each with what it is made of, and the attributes that the program could have given it."""
-        streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
         return [(part, tuple(getattr(part, "__dict__", ()))) for stream in streams for part in parts(stream)]
 
     def warns_of_nothing(self):
         """Whether CPython warns of nothing that is left open, as it does unless it is asked to."""
         added = len(filters := warnings_filters()) - len(self.filters)
-        ignored = ("ignore", None, ResourceWarning, None, 0)
-        only_ignores_more = added >= 0 and filters[added:] == self.filters and all(first[0] == "ignore" for first in filters[:added])
-        return only_ignores_more and ignored in self.filters
+        if added < 0 or any(now is not then for now, then in zip(filters[added:], self.filters)):
+            return False
+        # Comparing what else is in a filter could run code of the program.
+        actions = [first[0] if type(first) is tuple and first else None for first in filters[:added]]
+        if any(type(action) is not str or action != "ignore" for action in actions):
+            return False
+        return ("ignore", None, ResourceWarning, None, 0) in self.filters
 
     def is_closed(self, thing):
         """Whether it is a closed file. Classes of the program's are none."""
-        while (kind := type(thing)) in FILES:
+        while (kind := id(type(thing))) in FILES:
             if FILES[kind] is None:
                 return thing.closed
             thing = getattr(thing, FILES[kind])
@@ -693,6 +715,9 @@ class EarlyEnd:
         # flushes the streams.
         if type(modules) is not dict or callbacks or garbage or get_debug() or self.threads() or not self.warns_of_nothing():
             return False
+        # The collector does not show what was kept from it.
+        if self.at_end[FREEZES] or any(type(name) is not str for name in modules):
+            return False
         # A library of the program's may have a function for the end of the process.
         if any(self.place_of(library) not in self.places for library in self.libraries()):
             return False
@@ -706,8 +731,6 @@ class EarlyEnd:
             return False
         streams = {id(part) for part, _ in self.streams}
         own = {id(thing) for thing in made}
-        if id(self.first) not in own:
-            return False  # the program has called `gc.freeze`
         kinds = {}
         for thing in made:
             kind = type(thing)
@@ -717,7 +740,7 @@ class EarlyEnd:
                 call = self.callback(thing)
                 if call is not None and not self.forgets(call, own):
                     return False
-            if id(thing) not in streams and not self.is_closed(thing) and not (kind in BUFFERS and not thing.__dict__):
+            if id(thing) not in streams and not self.is_closed(thing) and not (id(kind) in BUFFERS and not thing.__dict__):
                 kinds[id(kind)] = kind
         for thing in get_referents(*made):
             # What is tracked and not among the program's is the image's.
@@ -725,41 +748,39 @@ class EarlyEnd:
                 kinds[id(type(thing))] = type(thing)
         return all(self.frees_only_memory(kind) for kind in kinds.values())
 
-    def has_frozen(self):
-        """Whether the program has called `gc.freeze`: nothing is collected then, as in a fresh start."""
-        try:
-            return all(thing is not self.first for thing in get_objects())
-        except MemoryError:
-            return False
-
     def forgets(self, call, own):
         """Whether a function of a weak reference only forgets it."""
         if type(call) is BUILTIN:
-            return (call.__module__, call.__name__) in FORGET
-        return type(call) is FUNCTION and id(call) not in own and (call.__module__, call.__code__.co_name) in FORGET
+            name = call.__name__
+        elif type(call) is FUNCTION and id(call) not in own:
+            name = call.__code__.co_name
+        else:
+            return False
+        module = call.__module__
+        return (module is None or type(module) is str) and (module, name) in FORGET
 
     def are_flushed(self):
         """Whether the standard streams are those of the start, and have written all that they hold. Where
         that fails CPython finds it again, and says so."""
-        now = self.standard_streams()
+        streams = self.standard_streams()
+        if any(a is not b for a, b in zip(streams, self.own_streams)):
+            return False  # what is the program's own is not asked
+        now = self.with_attributes(streams)
         if len(now) != len(self.streams) or any(a is not b or has != had for (a, has), (b, had) in zip(now, self.streams)):
             return False
-        if sys.stdout is None or sys.stderr is None:
+        _, stdout, stderr = streams[:3]
+        if stdout is None or stderr is None:
             return False
-        sys.stdout.flush()
-        sys.stderr.flush()
+        stdout.flush()
+        stderr.flush()
         return True
 
     def end(self):
         try:
-            # The program may call its functions for the end before.
-            is_end = self.return_early and self.frame().f_back is None
-            if is_end and self.leaves_nothing_undone() and self.are_flushed():
+            if self.leaves_nothing_undone() and self.are_flushed():
                 self.return_early()
         except BaseException:  # the program has changed what this looks at, or cannot write
             pass
-        if not (self.return_early and self.has_frozen()):
-            unfreeze()
 
 
 def library_at(address):
