@@ -98,17 +98,27 @@ fn is_covered(list: &str, host: &str, port: u16) -> bool {
     let host = address.map_or(host, |address| address.to_string());
     let covers = |entry: &str| {
         if let (Some(address), Ok(network)) = (address, entry.parse::<IpNet>()) {
-            return network.contains(&address);
+            return canonical(network).contains(&address);
         }
         let (name, its_port) = match entry.rsplit_once(':') {
             Some((name, its_port)) if !name.contains(':') || name.ends_with(']') => (name, its_port.parse().ok()),
             _ => (entry, Some(port)),
         };
         let name = name.trim_start_matches(['.', '[']).trim_end_matches(']').to_ascii_lowercase();
+        let name = name.parse::<IpAddr>().map_or(name, |address| address.to_canonical().to_string());
         let is_below = address.is_none() && host.strip_suffix(&name).is_some_and(|rest| rest.ends_with('.'));
         !name.is_empty() && its_port == Some(port) && (name == "*" || host == name || is_below)
     };
     list.split([',', ' ', '\t']).filter(|entry| !entry.is_empty()).any(covers)
+}
+
+/// The network of IPv4 that one of addresses like `::ffff:10.0.0.1` stands for (RFC 4291, 2.5.5.2).
+fn canonical(network: IpNet) -> IpNet {
+    let mapped = match network {
+        IpNet::V6(mapped) => mapped.addr().to_ipv4_mapped().zip(mapped.prefix_len().checked_sub(96)),
+        IpNet::V4(_) => None,
+    };
+    mapped.and_then(|(address, length)| IpNet::new(address.into(), length).ok()).unwrap_or(network)
 }
 
 /// The authorities that may vouch for a server: the host's, or those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names,
@@ -288,6 +298,11 @@ mod tests {
             ("10.0.0.0/8", "11.1.2.3", false),
             ("10.0.0.0/8", "[::ffff:10.1.2.3]", true),
             ("10.1.2.3", "[::ffff:10.1.2.3]", true),
+            ("::ffff:10.1.2.3", "[::ffff:a01:203]", true),
+            ("[::ffff:a01:203]:443", "10.1.2.3", true),
+            ("::ffff:10.1.2.0/120", "[::ffff:10.1.2.3]", true),
+            ("::ffff:10.1.2.0/120", "10.1.3.3", false),
+            ("::/0", "10.1.2.3", false),
             ("fd00::/8", "[fd00::1]", true),
             ("fd00::1", "[fd00::1]", true),
             ("[fd00::1]:443", "[fd00::1]", true),
