@@ -230,7 +230,7 @@ fn a_session_of_mcp_is_of_the_key_that_began_it() {
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
     let is_known = |scope: u16| {
         service.signal("HUP");
-        eventually(scaled(Duration::from_secs(5)), || service.ask("GET", "/v1/sessions", &other, &Value::Null).status == scope)
+        eventually(scaled(Duration::from_secs(65)), || service.ask("GET", "/v1/sessions", &other, &Value::Null).status == scope)
     };
     assert!(is_known(403));
     read(send(&service, &other, None, &initialize())).is(403, "scope_missing");
