@@ -94,7 +94,7 @@ fn endless(mark: &str) -> String {
 }
 
 fn keepers(service: &Service, count: usize) -> bool {
-    eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").len() == count)
+    eventually(scaled(Duration::from_secs(20)), || service.processes("stockade serve-keeper").len() == count)
 }
 
 fn end(service: &Service, session: &str) -> Answer {

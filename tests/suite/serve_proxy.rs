@@ -104,7 +104,7 @@ impl Proxy {
         curl.kill().unwrap();
         curl.wait().unwrap();
         // A stream without a reader may be resumed for 10 s.
-        assert!(eventually(scaled(Duration::from_secs(20)), || self.service_is_idle()), "it outlives its client");
+        assert!(eventually(scaled(Duration::from_secs(40)), || self.service_is_idle()), "it outlives its client");
     }
 
     fn service_is_idle(&self) -> bool {
