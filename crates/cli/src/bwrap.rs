@@ -8,7 +8,7 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -135,7 +135,8 @@ fn entry(operation: &Operation, left: &mut usize) -> anyhow::Result<Option<ViewE
         Operation::Writable { source, target, optional } => {
             let (source, target) = (path(source)?, inside(target));
             match with_callers_rights(|| std::fs::symlink_metadata(&source))? {
-                Err(_) if *optional => return Ok(None),
+                // Another error is told where it is opened.
+                Err(error) if *optional && error.kind() == ErrorKind::NotFound => return Ok(None),
                 Ok(found) if found.file_type().is_socket() => ViewEntry::Socket { source, target },
                 _ => ViewEntry::Tree { source, target },
             }

@@ -86,6 +86,7 @@ pub fn read(identity: &Identity, unique: UniqueId, cgroup: CgroupFacts) -> Resul
         paths: BTreeMap::new(),
         empty: BTreeSet::new(),
         led: BTreeMap::new(),
+        foreign: BTreeMap::new(),
         codecs: BTreeMap::new(),
         links: merged_usr_links()?,
         hard_limits: hard_limits(),

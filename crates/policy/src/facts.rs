@@ -37,6 +37,8 @@ pub struct HostFacts {
     pub empty: BTreeSet<PathBuf>,
     /// Where those of them lead on whose way are links: the path without any.
     pub led: BTreeMap<PathBuf, PathBuf>,
+    /// Sources of a view that may be left out, on whose way are links that are not followed, and which.
+    pub foreign: BTreeMap<PathBuf, String>,
     /// By runtime whose modules the policy watches: the codecs of its interpreters.
     pub codecs: BTreeMap<String, Vec<Codec>>,
     /// Top-level links of a merged /usr, such as `bin` to `usr/bin`.

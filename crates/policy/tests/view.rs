@@ -409,6 +409,21 @@ fn nothing_that_is_laid_read_only_leaves_the_host_writable_there() {
         refused(&[whole.clone(), optional(target)], "view_not_shown");
     }
     assert!(planned(&[whole.clone(), optional("/else"), tmpfs("/w"), optional("/w/kept")]).is_ok());
+    // A link on the way may lead to it.
+    let link = ViewEntry::Link { target: PathBuf::from("/v"), to: PathBuf::from("w") };
+    for target in ["/v", "/v/kept"] {
+        refused(&[whole.clone(), link.clone(), optional(target)], "view_not_shown");
+        assert!(planned(&[link.clone(), optional(target)]).is_ok());
+    }
+    refused(&[show("/usr", "/usr"), whole.clone(), optional("/usr/share/kept")], "view_not_shown");
+    // A mount point will be there.
+    let made = ViewEntry::Show { source: PathBuf::from("/srv/w/new"), target: PathBuf::from("/w/new"), optional: true };
+    refused(&[whole.clone(), tree("/srv/other", "/w/new"), made.clone()], "view_not_shown");
+    assert!(planned(&[whole.clone(), made]).is_ok());
+    // What speaks to the host is kept from code as what writes it.
+    let socket = socket("/tmp/claude-http-1.sock", "/w/s");
+    refused(&[whole.clone(), socket.clone(), show("/srv/w", "/w")], "view_writable_below");
+    refused(&[tmpfs("/w"), socket, optional("/w")], "view_not_shown");
 }
 
 #[test]

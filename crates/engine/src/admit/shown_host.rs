@@ -197,14 +197,7 @@ fn inspect_view(host: &mut HostFacts, run_request: &RunRequest, caller: u32) -> 
     let entries = run_request.view.as_ref().map_or(&[][..], |view| &view.entries);
     for entry in entries {
         let optional = matches!(entry, ViewEntry::Show { optional: true, .. });
-        for source in entry.shown() {
-            // By either name: the host's can be written through a link of root's.
-            let lies_in = |other: &ViewEntry| match other {
-                ViewEntry::Tree { source: tree, target } => source.starts_with(tree) || entry.target().starts_with(target),
-                _ => false,
-            };
-            inspect_shown(host, source, optional, entries.iter().any(lies_in))?;
-        }
+        entry.shown().iter().try_for_each(|source| inspect_shown(host, source, optional))?;
         if let ViewEntry::Show { source, .. } = entry {
             note_empty(host, source, caller);
         }
@@ -212,16 +205,17 @@ fn inspect_view(host: &mut HostFacts, run_request: &RunRequest, caller: u32) -> 
     Ok(())
 }
 
-/// `writable`: the path lies in a directory that the view has writable. There it is to stay as it is, so it
-/// is left out only where nothing is.
-fn inspect_shown(host: &mut HostFacts, source: &Path, optional: bool, writable: bool) -> Result<(), ViewPathError> {
+/// As with bubblewrap a path is left out only where nothing is; whether also where a link is not followed, the
+/// plan says.
+fn inspect_shown(host: &mut HostFacts, source: &Path, optional: bool) -> Result<(), ViewPathError> {
     let found = match resolve(source, Follow::Roots) {
         Ok(found) => found,
-        Err(ResolveError::Missing(_) | ResolveError::NotDirectory(_)) => return Ok(()),
-        Err(link @ ResolveError::Foreign(_)) if !optional => return Err(ViewPathError::Unresolved(link)),
-        Err(error) if writable => return Err(ViewPathError::Unresolved(error)),
-        // It is not there, as far as this process can see.
-        Err(_) => return Ok(()),
+        Err(ResolveError::Missing(_)) => return Ok(()),
+        Err(link @ ResolveError::Foreign(_)) if optional => {
+            host.foreign.insert(source.to_path_buf(), link.to_string());
+            return Ok(());
+        }
+        Err(error) => return Err(ViewPathError::Unresolved(error)),
     };
     let Some(stat) = found.stat else { return Ok(()) };
     let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();

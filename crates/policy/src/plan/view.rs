@@ -226,6 +226,8 @@ pub enum ViewError {
     NoIdmap { path: PathBuf, why: String },
     #[error("--bind {}: policy `{policy}` does not show this socket; add it to [filesystem] sockets in a policy of your own, if code may speak to its owner", path.display())]
     SocketNotShown { policy: String, path: PathBuf },
+    #[error("{0}; name the path without the link")]
+    ForeignLink(String),
     #[error("--bind {}: a socket of this name is never shown: who speaks to it acts as its owner outside; let a program of your own listen, which passes on what code may ask", .0.display())]
     SocketActs(PathBuf),
 }
@@ -251,6 +253,7 @@ impl ViewError {
             ViewError::NotMade(_) => "view_not_made",
             ViewError::NoIdmap { .. } => "scratch_not_idmappable",
             ViewError::SocketNotShown { .. } => "view_socket_not_shown",
+            ViewError::ForeignLink(_) => "shown_foreign_link",
             ViewError::SocketActs(_) => "view_socket_never_shown",
         }
     }
@@ -649,6 +652,9 @@ impl ViewBuilder<'_> {
             // Callers cover a file by it.
             return self.empty(target);
         }
+        if let Some(why) = self.facts.foreign.get(source) {
+            return if self.reaches_host(target) { Err(ViewError::ForeignLink(why.clone())) } else { Ok(()) };
+        }
         if self.keep_read_only(source, target)? {
             return Ok(());
         }
@@ -669,7 +675,7 @@ impl ViewBuilder<'_> {
         }
         if parts.is_empty() {
             // What code can write of the host there was to be kept from it.
-            let keeps = kind.is_some() && (self.tree_at(target).is_some() || self.tree_below(target).is_some());
+            let keeps = (kind.is_some() || self.is_mount_point(source)) && self.reaches_host(target);
             return match optional && !keeps {
                 true => Ok(()),
                 false => Err(ViewError::NotShown { policy: self.policy.name.clone(), path: source.to_path_buf() }),
@@ -753,11 +759,25 @@ impl ViewBuilder<'_> {
         Some((tree, below))
     }
 
-    /// Below a path, not at it: where a directory of the host lies that code may write.
-    fn tree_below(&self, target: &Path) -> Option<&Path> {
+    /// Below a path, not at it: where a directory of the host lies that code may write, or a socket.
+    fn host_below(&self, target: &Path) -> Option<&Path> {
         let is_there = |at: &&Path| *at != target && lies_in(at, target) && self.region(at).0 == *at;
-        let trees = self.regions.iter().filter(|(_, region)| matches!(region, Region::Tree(_)));
-        trees.map(|(at, _)| at.as_path()).find(is_there)
+        let of_host = self.regions.iter().filter(|(at, region)| matches!(region, Region::Tree(_)) || self.sockets.contains(at));
+        of_host.map(|(at, _)| at.as_path()).find(is_there)
+    }
+
+    /// Whether something that is laid at a path could keep a part of the host from code: what code may write
+    /// of it, or a socket, is there or below, or a link on the way may lead there.
+    fn reaches_host(&self, target: &Path) -> bool {
+        let has_any = !self.writable_trees.is_empty() || !self.sockets.is_empty();
+        let is_elsewhere = || self.own(target).map_or(true, |at| self.links.contains_key(&at));
+        has_any && (is_elsewhere() || self.host_below(target).is_some())
+    }
+
+    /// Whether an operation makes this path of the host, as a mount point or above one.
+    fn is_mount_point(&self, source: &Path) -> bool {
+        let has = |tree: &TreePlan, below: &Path| tree.mount_points.iter().any(|(path, _)| path.starts_with(below));
+        self.writable_trees.iter().any(|tree| source.strip_prefix(&tree.source).is_ok_and(|below| has(tree, below)))
     }
 
     /// Where the path is part of a directory that code may write, at its place there, it stays
@@ -773,7 +793,7 @@ impl ViewBuilder<'_> {
         }
         // The rule holds below what is mounted later.
         let below = self.writable.iter().map(PathBuf::as_path).find(|writable| *writable != target && lies_in(writable, target));
-        if let Some(writable) = below.or_else(|| self.tree_below(target)) {
+        if let Some(writable) = below.or_else(|| self.host_below(target)) {
             return Err(ViewError::WritableBelow { target: target.to_path_buf(), writable: writable.to_path_buf() });
         }
         let Some((tree, below)) = self.tree_at(target) else { return Ok(false) };
