@@ -17,7 +17,7 @@ type Object = *mut c_void;
 /// A function of a module with any of the calling conventions `METH_NOARGS`, `METH_FASTCALL` and `METH_FASTCALL |
 /// METH_KEYWORDS`: those with fewer arguments do not look at the last.
 type Method = unsafe extern "C" fn(module: Object, arguments: *const Object, count: isize, names: Object) -> Object;
-/// `PyEval_SetTrace` and `PyEval_SetProfile`; no function takes the current one away.
+/// `PyEval_SetTrace` and `PyEval_SetProfile`. A null function removes the current one.
 type SetTracer = unsafe extern "C" fn(function: *mut c_void, argument: Object);
 
 /// Functions that note that they are called, by their places in [`AtEnd`].
@@ -31,7 +31,7 @@ pub struct AtEnd {
     /// Not 0: the program has called it.
     is_called: [usize; 3],
     /// The functions of CPython. In the place of each, in its module, is one of this file.
-    noted: [Option<Method>; 3],
+    originals: [Option<Method>; 3],
     /// `PyEval_GetFrame`: the innermost frame of Python.
     frame: unsafe extern "C" fn() -> Object,
     set_trace: SetTracer,
@@ -92,13 +92,13 @@ pub unsafe extern "C" fn stockade_image_freeze(module: Object, arguments: *const
 /// These are the arguments that CPython has for the function of this index.
 unsafe fn note_and_call(index: usize, module: Object, arguments: *const Object, count: isize, names: Object) -> Object {
     // SAFETY: it was set before; nothing else refers to it while the interpreter's lock is held.
-    let noted = unsafe {
+    let original = unsafe {
         let at_end = &mut **AT_END.0.get();
         at_end.is_called[index] = 1;
-        at_end.noted[index]
+        at_end.originals[index]
     };
     // SAFETY: the caller vouches for the arguments.
-    noted.map_or(null_mut(), |noted| unsafe { noted(module, arguments, count, names) })
+    original.map_or(null_mut(), |original| unsafe { original(module, arguments, count, names) })
 }
 
 /// See the interface in `lib.rs`.

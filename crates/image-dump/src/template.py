@@ -584,13 +584,18 @@ class EarlyEnd:
         self.at_end = (ctypes.c_size_t * 13)(*[0] * END, 0, id(unfreeze))
         self.at_end[CALLED_FUNCTIONS : CALLED_FUNCTIONS + len(functions)] = list(map(self.address, functions))
         library.stockade_image_set_end(self.at_end)
-        library.stockade_image_at_end.restype = None
+        # C has addresses alone: the notes stay as long as the process, also while CPython takes itself apart,
+        # and what is called at the end as long as `atexit` has the function.
+        api.Py_IncRef(ctypes.py_object(self.at_end))
+        at_end = library.stockade_image_at_end
+        at_end.restype, at_end.keeps = None, self
         # The first that is registered is called last: files named `*.pth` may have registered functions,
         # which must be called, and CPython then ends as always.
         self.is_called_last = atexit._ncallbacks() == 0
         # No argument: ctypes would make an object of it, of a class that UNSEEN means.
-        atexit.register(library.stockade_image_at_end)
+        atexit.register(at_end)
         self.are_noted = all([self.notes(library, *noted) for noted in enumerate(NOTED)])
+        # `gc.freeze` was called to see whether it is noted.
         unfreeze()
         # None: no call of CPython's can be ended here, and it ends as always.
         self.return_early = None
@@ -635,11 +640,12 @@ class EarlyEnd:
             called()
         except TypeError:
             pass  # it asks for an argument
-        return bool(self.at_end[index])
+        is_noted, self.at_end[index] = self.at_end[index], 0
+        return bool(is_noted)
 
     def begin(self):
-        """The program begins."""
-        self.at_end[0:ORIGINALS] = [0] * ORIGINALS
+        """The program begins, when all that is there already is kept from the collector."""
+        self.at_end[FREEZES] = 0
         if not self.return_early:
             return
         self.own_streams = self.standard_streams()
