@@ -382,6 +382,7 @@ fn a_directory_that_holds_nothing_is_shown_as_one_of_the_sandboxs_own() {
     assert_eq!(laid(&plan), ["a/b at a/b read-only", "tree 0 at w", ".view/0 at w/e read-only"]);
     assert_eq!(plan.writable_mounts(), ["/dev/shm", "/w", "/run/stockade/scratch"].map(PathBuf::from));
     refused(&[show("/tmp/full", "/a/b")], "view_not_shown");
+    refused(&[show("/tmp/empty", "/")], "view_over_sandbox");
 }
 
 #[test]

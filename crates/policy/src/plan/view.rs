@@ -199,7 +199,7 @@ pub enum ViewError {
     )]
     PartsOver { path: PathBuf, target: PathBuf },
     #[error(
-        "--ro-bind over {}: an earlier operation has put {} below it, which code may write; write that operation after this one",
+        "--ro-bind over {}: an earlier operation has put {} below it, which code may write, or a socket; write that operation after this one",
         target.display(), writable.display()
     )]
     WritableBelow { target: PathBuf, writable: PathBuf },
@@ -671,6 +671,9 @@ impl ViewBuilder<'_> {
         let parts: Vec<_> = parts.map(|(path, led, kind)| (path.to_path_buf(), led.to_path_buf(), kind)).collect();
         if parts.is_empty() && self.facts.empty.contains(source) {
             // Callers cover a directory by it. It is the sandbox's own, whatever the host's holds later.
+            if target == Path::new("/") {
+                return Err(ViewError::Root("--ro-bind"));
+            }
             return self.lay_directory(target, 0o755, false);
         }
         if parts.is_empty() {
@@ -780,8 +783,8 @@ impl ViewBuilder<'_> {
         self.writable_trees.iter().any(|tree| source.strip_prefix(&tree.source).is_ok_and(|below| has(tree, below)))
     }
 
-    /// Where the path is part of a directory that code may write, at its place there, it stays
-    /// readable alone. Whether it was.
+    /// Where the path is part of a directory that code may write, at its place there, code can read it and
+    /// not write it. Whether that is so.
     ///
     /// # Errors
     /// Code may write something that lies over a part of it.
