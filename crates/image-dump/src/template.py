@@ -552,7 +552,7 @@ NOTED = (
     (gc, "freeze", "stockade_image_freeze"),
 )
 # Of the structure in `at_end.rs`, in words: the note of `gc.freeze`, the functions of CPython that are noted,
-# those that it calls, and what is called at the end.
+# those that it calls, the function for the end, and, behind that, `gc.unfreeze`.
 FREEZES, ORIGINALS, CALLED_FUNCTIONS, END = 2, 3, 6, 11
 
 
@@ -581,7 +581,7 @@ class EarlyEnd:
         api = ctypes.pythonapi
         functions = [api.PyEval_GetFrame, api.PyEval_SetTrace, api.PyEval_SetProfile, api.PyObject_CallNoArgs, api.PyErr_Clear]
         # As `at_end.rs` has it.
-        self.at_end = (ctypes.c_size_t * 13)(*[0] * END, 0, id(unfreeze))
+        self.at_end = (ctypes.c_size_t * (END + 2))(*[0] * END, 0, id(unfreeze))
         self.at_end[CALLED_FUNCTIONS : CALLED_FUNCTIONS + len(functions)] = list(map(self.address, functions))
         library.stockade_image_set_end(self.at_end)
         # C has addresses alone: the notes stay as long as the process, also while CPython takes itself apart,
